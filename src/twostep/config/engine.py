@@ -1,0 +1,56 @@
+"""How the engine runs. Every field has a command-line twin; ``entrypoints`` resolves the Nones."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+KVCacheDtype = Literal["auto", "bf16", "fp16", "fp32"]
+LinearPrecision = Literal["auto", "int8", "bf16"]
+SchedulingPolicy = Literal["fcfs", "priority"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class SchedulerConfig:
+    """Budgets and policies of the scheduler."""
+
+    max_num_batched_tokens: int
+    """Token budget of one step."""
+    max_num_seqs: int
+    """Requests running at once."""
+    max_model_len: int
+    """Longest sequence, prompt and output together."""
+    policy: SchedulingPolicy = "fcfs"
+    async_scheduling: bool = True
+    """Plan step k while step k-1 runs (batch queue of 2)."""
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    """Most tokens of one prompt in a step while others wait or run; 0 = no cap."""
+    full_sequence_must_fit: bool = True
+    """Admit a request only when blocks for all its known tokens are free."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class CacheConfig:
+    """The paged KV cache."""
+
+    num_blocks: int
+    """Blocks of the pool, the null block (id 0) included."""
+    block_size: int = 16
+    """Tokens of one block."""
+    enable_prefix_caching: bool = True
+    sliding_window: int | None = None
+    """Set only if EVERY layer has this window: blocks behind it are freed."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class DeviceConfig:
+    """The CPU backend."""
+
+    num_threads: int
+    """Compute threads, the engine thread included."""
+    isa: str
+    """Chosen kernels: scalar, avx2, avx512."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    linear_precision: LinearPrecision = "auto"
+    """Activations of quantised layers: int8 in groups of 32, or bf16 (exact path)."""

@@ -1,0 +1,83 @@
+"""What a model is, whatever file it came from."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+Activation = Literal["silu", "gelu_tanh"]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class RopeConfig:
+    """Rotary position embedding. Angles are ``position * inv_freq``, scaled by ``attention_factor``."""
+
+    theta: float
+    rotary_dim: int
+    """Dimensions of each head that rotate; less than head_dim when partial."""
+    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
+    factor: float = 1.0
+    original_max_position: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float | None = None
+    """yarn: multiplies cos and sin; None = 0.1 ln(factor) + 1."""
+    interleaved: bool = False
+    """Pairs are (2i, 2i+1) instead of (i, i + rotary_dim/2). GGUF files of the Llama family store
+    q and k permuted for interleaved pairs."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class LayerConfig:
+    """What may differ from layer to layer."""
+
+    rope: RopeConfig
+    sliding_window: int | None = None
+    """A query at position p sees keys p - window + 1 .. p."""
+    is_moe: bool = False
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class ModelConfig:
+    """A decoder-only transformer, in plain numbers."""
+
+    architecture: str
+    """File name in ``models``: llama, mistral, qwen2, qwen3, gemma3, qwen3_moe."""
+    vocab_size: int
+    """Rows of the embedding table."""
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    layers: tuple[LayerConfig, ...]
+    max_position: int
+    """Longest context the model was trained for."""
+    rms_norm_eps: float = 1e-5
+    activation: Activation = "silu"
+    tie_word_embeddings: bool = False
+    attention_bias: bool = False
+    """q, k, v have biases (Qwen2)."""
+    attention_scale: float = 0.0
+    """Multiplies q·k; 0 means head_dim ** -0.5."""
+    attention_softcap: float = 0.0
+    final_softcap: float = 0.0
+    embedding_scale: float = 1.0
+    qk_norm: bool = False
+    """RMSNorm on each head of q and k before rope (Qwen3, Gemma 3)."""
+    num_experts: int = 0
+    num_experts_per_token: int = 0
+    moe_intermediate_size: int = 0
+    norm_topk_prob: bool = True
+
+    @property
+    def scale(self) -> float:
+        """What multiplies q·k."""
+        return self.attention_scale or self.head_dim**-0.5
+
+    @property
+    def num_layers(self) -> int:
+        """Number of decoder layers."""
+        return len(self.layers)

@@ -1,0 +1,1 @@
+"""Frozen messages between the parts. Needs only the standard library and msgspec."""

@@ -1,0 +1,74 @@
+"""What comes back: from the runner to the scheduler, from the core to the front end."""
+
+from __future__ import annotations
+
+import msgspec
+
+from twostep.contracts.request import FinishReason
+
+
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+    """Log-probabilities at one position; index 0 is the sampled (or prompt) token, then the top n."""
+
+    token_ids: list[int]
+    logprobs: list[float]
+    rank: int
+    """Rank of index 0 in the whole vocabulary, 1 = most likely."""
+
+
+class ModelRunnerOutput(msgspec.Struct, kw_only=True):
+    """Result of one step. Rows are looked up by id, never by position in a later batch."""
+
+    req_ids: list[str]
+    sampled_token_ids: list[list[int]]
+    """One list for each request; empty for an unfinished prefill chunk."""
+    logprobs: dict[str, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    """Parallel to the request's sampled tokens; only for requests that asked."""
+    prompt_logprobs: dict[str, list[TokenLogprobs]] = msgspec.field(default_factory=dict)
+    """The positions of this step's chunk: entry i predicts prompt token computed + i + 1."""
+    failed_req_ids: dict[str, str] = msgspec.field(default_factory=dict)
+    """Requests whose own numbers are bad (NaN or Inf logits): {id: reason}. The others go on."""
+
+
+class PrefillStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Told once, with a request's first output."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+
+
+class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """News of one request."""
+
+    request_id: str
+    new_token_ids: list[int]
+    new_logprobs: list[TokenLogprobs] | None = None
+    new_prompt_logprobs: list[TokenLogprobs] | None = None
+    """All prompt positions but the first, told once with the first output."""
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    """The stop token id, or the words of an error."""
+    prefill_stats: PrefillStats | None = None
+    num_preemptions: int = 0
+
+
+class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
+    """The scheduler after one update."""
+
+    num_running_reqs: int
+    num_waiting_reqs: int
+    kv_cache_usage: float
+    """0..1"""
+    prefix_cache_queries: int = 0
+    """Tokens looked up since the last stats."""
+    prefix_cache_hits: int = 0
+    num_preemptions: int = 0
+
+
+class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
+    """News for one front end."""
+
+    outputs: list[EngineCoreOutput]
+    scheduler_stats: SchedulerStats | None = None
+    timestamp: float = 0.0
+    """Seconds, the core's clock."""

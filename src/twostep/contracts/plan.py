@@ -1,0 +1,64 @@
+"""The plan of one step: what the scheduler tells the executor."""
+
+from __future__ import annotations
+
+import msgspec
+
+from twostep.contracts.sampling import SamplingParams
+
+
+class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
+    """A request the runner has no row for: admitted for the first time, or resumed."""
+
+    request_id: str
+    prompt_len: int
+    """Tokens of the prompt; penalties and min_tokens tell prompt from output by it."""
+    prefill_token_ids: list[int]
+    """All known tokens: the prompt and, after a preemption, the outputs so far."""
+    sampling_params: SamplingParams
+    stop_token_ids: list[int]
+    """eos and ``stop_token_ids``: what ``min_tokens`` masks."""
+    block_ids: list[int]
+    """ALL blocks, in order of position; 0 is the null block."""
+    num_computed_tokens: int
+    """Prefix-cache hit: tokens whose KV is already there."""
+
+
+class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
+    """Requests the runner knows already; parallel lists, changes only."""
+
+    req_ids: list[str]
+    new_block_ids: list[list[int] | None]
+    """Blocks to append; None when nothing is new."""
+    num_computed_tokens: list[int]
+    """Values BEFORE this step."""
+    num_output_tokens: list[int]
+    """Output tokens, placeholders included."""
+
+
+class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """The plan of one step."""
+
+    step_id: int
+    """Counts plans, from 0."""
+    scheduled_new_reqs: list[NewRequestData]
+    scheduled_cached_reqs: CachedRequestData
+    num_scheduled_tokens: dict[str, int]
+    """{request id: tokens}; the insertion order is the plan order."""
+    total_num_scheduled_tokens: int
+    finished_req_ids: frozenset[str]
+    """Finished since the last plan; each id is sent exactly once."""
+    preempted_req_ids: frozenset[str]
+    """Lost their row since the last plan; they come back as new requests."""
+    scheduled_spec_decode_tokens: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    has_structured_output_requests: bool = False
+    pending_structured_output_tokens: bool = False
+    """Sampling must wait until the previous step's result advanced a grammar."""
+
+
+class GrammarOutput(msgspec.Struct, frozen=True, kw_only=True):
+    """Which tokens a grammar allows, for the structured requests of one plan."""
+
+    request_ids: list[str]
+    bitmask: bytes
+    """int32 words, [len(request_ids), ceil(vocab / 32)], bit set = allowed."""

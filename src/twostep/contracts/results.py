@@ -1,0 +1,58 @@
+"""What users of the Python API get."""
+
+from __future__ import annotations
+
+import dataclasses
+
+
+@dataclasses.dataclass(slots=True)
+class Logprob:
+    """Log-probability of one token at one position."""
+
+    logprob: float
+    rank: int | None = None
+    decoded_token: str | None = None
+
+
+@dataclasses.dataclass(slots=True)
+class CompletionOutput:
+    """One generated sequence of a request."""
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    """One {token id: Logprob} for each generated token."""
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+
+    def finished(self) -> bool:
+        """Whether this sequence has ended."""
+        return self.finish_reason is not None
+
+
+@dataclasses.dataclass(slots=True)
+class RequestStateStats:
+    """When things happened to a request, in seconds of the front end's monotonic clock."""
+
+    arrival_time: float = 0.0
+    first_token_ts: float = 0.0
+    last_token_ts: float = 0.0
+    num_generation_tokens: int = 0
+    num_preemptions: int = 0
+
+
+@dataclasses.dataclass(slots=True)
+class RequestOutput:
+    """The answer, or a part of it, to one request."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    """The first entry is None: nothing predicts the first token."""
+    num_cached_tokens: int | None = None
+    metrics: RequestStateStats | None = None

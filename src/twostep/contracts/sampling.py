@@ -1,0 +1,71 @@
+"""How a request wants its tokens chosen."""
+
+from __future__ import annotations
+
+import enum
+
+import msgspec
+
+
+class RequestOutputKind(enum.IntEnum):
+    """What each ``RequestOutput`` of a request carries."""
+
+    CUMULATIVE = 0
+    """Everything generated so far."""
+    DELTA = 1
+    """Only what is new since the last output."""
+    FINAL_ONLY = 2
+    """Nothing until the request has finished."""
+
+
+class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """A constraint on the generated text; exactly one field is set."""
+
+    json: str | dict | None = None  # type: ignore[type-arg]
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    json_object: bool | None = None
+
+
+class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
+    """Sampling parameters with vLLM's names and defaults. ``frontend`` validates them.
+
+    Treated as immutable once a request was admitted. ``temperature=0`` is greedy;
+    ``top_k`` of 0 or -1 is off; ``logprobs=0`` returns the chosen token's only;
+    ``seed=None`` draws a seed at admission.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    seed: int | None = None
+    stop: list[str] | str | None = None
+    stop_token_ids: list[int] | None = None
+    bad_words: list[str] | None = None
+    bad_words_token_ids: list[list[int]] | None = None
+    """Filled by the front end from ``bad_words``: each word as the ids that spell it."""
+    allowed_token_ids: list[int] | None = None
+    logit_bias: dict[int, float] | None = None
+    ignore_eos: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
+    spaces_between_special_tokens: bool = True
+    include_stop_str_in_output: bool = False
+    output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
+    stream_interval: int | None = None
+    structured_outputs: StructuredOutputsParams | None = None
+    priority: int = 0
+
+    def clone(self) -> SamplingParams:
+        """A copy whose fields can be set without touching this one."""
+        return msgspec.structs.replace(self)
