@@ -10,7 +10,7 @@ Activation = Literal["silu", "gelu_tanh"]
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class RopeConfig:
-    """Rotary position embedding. Angles are ``position * inv_freq``, scaled by ``attention_factor``."""
+    """Rotary position embedding: angles are ``position * inv_freq``."""
 
     theta: float
     rotary_dim: int
@@ -24,6 +24,8 @@ class RopeConfig:
     beta_slow: float = 1.0
     attention_factor: float | None = None
     """yarn: multiplies cos and sin; None = 0.1 ln(factor) + 1."""
+    freq_factors: tuple[float, ...] = ()
+    """Divide the frequency of each pair (``rope_freqs.weight`` of GGUF files); empty = all 1."""
     interleaved: bool = False
     """Pairs are (2i, 2i+1) instead of (i, i + rotary_dim/2). GGUF files of the Llama family store
     q and k permuted for interleaved pairs."""

@@ -63,7 +63,9 @@ class Ops(Protocol):
         """``x @ weight.T + bias``. ``weight`` [N, K] may be several stacked row-wise."""
         ...
 
-    def gated_linear(self, x: Tensor, gate: Weight, up: Weight, *, activation: Activation) -> Tensor:
+    def gated_linear(
+        self, x: Tensor, gate: Weight, up: Weight, *, activation: Activation
+    ) -> Tensor:
         """``act(x @ gate.T) * (x @ up.T)`` → [T, N]."""
         ...
 
@@ -113,8 +115,14 @@ class WeightFactory(Protocol):
         """Parts stacked row-wise ([N_i, K] each, formats may differ), packed for ``linear``."""
         ...
 
-    def gated(self, gate: RawTensor, up: RawTensor, *, precision: LinearPrecision) -> tuple[Weight, Weight]:
+    def gated(
+        self, gate: RawTensor, up: RawTensor, *, precision: LinearPrecision
+    ) -> tuple[Weight, Weight]:
         """The pair for ``gated_linear``."""
+        ...
+
+    def embedding(self, table: RawTensor, *, tied: bool, precision: LinearPrecision) -> Weight:
+        """The table [V, H] for ``embed``; if ``tied``, the same handle also serves ``logits``."""
         ...
 
     def vector(self, tensor: RawTensor) -> Weight:

@@ -1,0 +1,1 @@
+"""The oracle: every op in NumPy, slow and obvious. Native kernels are tested against these."""

@@ -1,0 +1,18 @@
+"""RMSNorm (Zhang & Sennrich 2019)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostep.ops.reference.rounding import Float32Array
+
+
+def rms_norm(x: NDArray[Any], weight: NDArray[Any], eps: float) -> Float32Array:
+    """``x / sqrt(mean(x²) + eps) * weight`` over the last axis, in float64; float32 like ``x``."""
+    wide = np.asarray(x, dtype=np.float64)
+    mean_square = np.mean(wide * wide, axis=-1, keepdims=True)
+    result: Float32Array = (wide / np.sqrt(mean_square + eps) * weight).astype(np.float32)
+    return result
