@@ -1,0 +1,78 @@
+"""twostep: an LLM inference engine with two steps in flight.
+
+    from twostep import LLM, SamplingParams
+
+    with LLM("smollm2-135m") as llm:
+        [answer] = llm.generate("The capital of France is", SamplingParams(max_tokens=8))
+        print(answer.outputs[0].text)
+
+Names are loaded on first use, so that ``import twostep`` costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from twostep.contracts.errors import (
+        EngineDeadError,
+        InvalidRequestError,
+        ModelError,
+        ModelFileError,
+        ModelNotFoundError,
+        OutOfMemoryError,
+        TwostepError,
+        UnsupportedModelError,
+        UsageError,
+    )
+    from twostep.contracts.results import CompletionOutput, Logprob, RequestOutput
+    from twostep.contracts.sampling import (
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
+    from twostep.entrypoints.llm import LLM
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "EngineDeadError",
+    "InvalidRequestError",
+    "Logprob",
+    "ModelError",
+    "ModelFileError",
+    "ModelNotFoundError",
+    "OutOfMemoryError",
+    "RequestOutput",
+    "RequestOutputKind",
+    "SamplingParams",
+    "StructuredOutputsParams",
+    "TwostepError",
+    "UnsupportedModelError",
+    "UsageError",
+    "__version__",
+]
+
+
+def _home(name: str) -> str:
+    """The module that defines a public name."""
+    if name == "LLM":
+        return "twostep.entrypoints.llm"
+    if name in ("CompletionOutput", "Logprob", "RequestOutput"):
+        return "twostep.contracts.results"
+    if name in ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"):
+        return "twostep.contracts.sampling"
+    return "twostep.contracts.errors"
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'twostep' has no attribute {name!r}")
+    return getattr(importlib.import_module(_home(name)), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
