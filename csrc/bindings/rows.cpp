@@ -1,0 +1,40 @@
+#include "ops/rows.h"
+
+#include <algorithm>
+
+#include "bindings/bindings.h"
+
+namespace twostep {
+
+void bind_rows(nb::module_& m) {
+  nb::class_<Vector>(m, "Vector")
+      .def(nb::new_([](FloatArray values) {
+        auto v = std::make_shared<Vector>(static_cast<int>(values.size()));
+        std::copy_n(values.data(), values.size(), v->data);
+        return v;
+      }))
+      .def_ro("size", &Vector::size);
+
+  using Acts = std::vector<std::shared_ptr<ActBuffer>>;
+  m.def("add_rms_norm", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
+                           float eps, RowSet set, bool gather, std::shared_ptr<Rows> rows, Acts acts) {
+    plan.add(make_rms_norm(*d.table, x, weight, eps, set, gather, rows, std::move(acts)));
+  }, nb::arg("plan"), nb::arg("device"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("set"),
+     nb::arg("gather"), nb::arg("rows").none(), nb::arg("acts"));
+  m.def("add_rms_norm_add", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
+                               float eps, std::shared_ptr<Rows> residual) {
+    plan.add(make_rms_norm_add(*d.table, x, weight, eps, residual));
+  });
+  m.def("add_add", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Rows> residual) {
+    plan.add(make_add(*d.table, x, residual));
+  });
+  m.def("add_put_rows", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, RowSet set, Acts acts) {
+    plan.add(make_put_rows(*d.table, x, set, std::move(acts)));
+  });
+  m.def("add_gather", [](Plan& plan, std::shared_ptr<Rows> x, std::shared_ptr<Rows> out) {
+    plan.add(make_gather(x, out));
+  });
+  m.def("add_apply_staged", [](Plan& plan) { plan.add(make_apply_staged()); });
+}
+
+}  // namespace twostep

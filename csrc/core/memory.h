@@ -1,0 +1,41 @@
+// Large, aligned, zeroed memory that the kernel hands out lazily.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+
+namespace twostep {
+
+// An anonymous mapping: 2 MiB aligned and on huge pages where the system grants them (weights,
+// KV, activations are all streamed). Untouched pages cost nothing. Freed by the destructor.
+class Memory {
+ public:
+  Memory() = default;
+  // Throws std::bad_alloc with nothing leaked if the system refuses.
+  explicit Memory(size_t bytes, bool huge_pages = true);
+  ~Memory();
+  Memory(Memory&& o) noexcept { *this = std::move(o); }
+  Memory& operator=(Memory&& o) noexcept {
+    std::swap(base_, o.base_);
+    std::swap(mapped_, o.mapped_);
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    return *this;
+  }
+  Memory(const Memory&) = delete;
+  Memory& operator=(const Memory&) = delete;
+
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+  size_t bytes() const { return bytes_; }
+
+ private:
+  void* base_ = nullptr;
+  size_t mapped_ = 0;
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+};
+
+}  // namespace twostep

@@ -1,0 +1,145 @@
+#include "isa/kernels.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
+
+namespace twostep {
+
+#define TWOSTEP_DECLARE(isa)                             \
+  namespace isa {                                        \
+  extern const LinearKernels* const kLinearKernels;      \
+  extern const AttentionKernels* const kAttentionKernels; \
+  extern const RowKernels* const kRowKernels;            \
+  extern const SampleKernels* const kSampleKernels;      \
+  }
+TWOSTEP_DECLARE(scalar)
+#if defined(__x86_64__)
+TWOSTEP_DECLARE(avx2)
+TWOSTEP_DECLARE(avx512)
+#endif
+#undef TWOSTEP_DECLARE
+
+#ifndef TWOSTEP_HAVE_LINEAR
+#define kLinearKernels kRowKernels ? nullptr : nullptr
+#endif
+#ifndef TWOSTEP_HAVE_ATTENTION
+#define kAttentionKernels kRowKernels ? nullptr : nullptr
+#endif
+#ifndef TWOSTEP_HAVE_SAMPLE
+#define kSampleKernels kRowKernels ? nullptr : nullptr
+#endif
+
+const KernelTable& kernel_table(const std::string& isa) {
+  static const KernelTable tables[] = {
+      {"scalar", scalar::kLinearKernels, scalar::kAttentionKernels, scalar::kRowKernels,
+       scalar::kSampleKernels},
+#if defined(__x86_64__)
+      {"avx2", avx2::kLinearKernels, avx2::kAttentionKernels, avx2::kRowKernels,
+       avx2::kSampleKernels},
+      {"avx512", avx512::kLinearKernels, avx512::kAttentionKernels, avx512::kRowKernels,
+       avx512::kSampleKernels},
+#endif
+  };
+  for (const auto& table : tables) {
+    if (isa == table.isa) return table;
+  }
+  throw std::invalid_argument("no kernels for instruction set '" + isa + "'");
+}
+
+namespace {
+
+#if defined(__x86_64__)
+struct Cpuid {
+  uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0;
+  Cpuid(uint32_t leaf, uint32_t subleaf) { __cpuid_count(leaf, subleaf, eax, ebx, ecx, edx); }
+};
+
+uint64_t xgetbv0() {
+  uint32_t lo, hi;
+  asm volatile("xgetbv" : "=a"(lo), "=d"(hi) : "c"(0));
+  return (static_cast<uint64_t>(hi) << 32) | lo;
+}
+
+std::vector<std::string> read_features() {
+  std::vector<std::string> found;
+  const auto add = [&](bool has, const char* name) {
+    if (has) found.emplace_back(name);
+  };
+  const uint32_t max_leaf = Cpuid(0, 0).eax;
+  const Cpuid l1(1, 0);
+  const bool osxsave = l1.ecx >> 27 & 1;
+  const uint64_t xcr0 = osxsave ? xgetbv0() : 0;
+  const bool ymm = (xcr0 & 0x6) == 0x6, zmm = (xcr0 & 0xe6) == 0xe6, tile = (xcr0 & 0x60000) == 0x60000;
+  add(l1.ecx >> 20 & 1, "sse4.2");
+  add(ymm && (l1.ecx >> 28 & 1), "avx");
+  add(ymm && (l1.ecx >> 12 & 1), "fma");
+  add(ymm && (l1.ecx >> 29 & 1), "f16c");
+  if (max_leaf < 7) return found;
+  const Cpuid l7(7, 0), l71(7, l7.eax >= 1 ? 1 : 0);
+  const bool has71 = l7.eax >= 1;
+  add(ymm && (l7.ebx >> 5 & 1), "avx2");
+  add(zmm && (l7.ebx >> 16 & 1), "avx512f");
+  add(zmm && (l7.ebx >> 17 & 1), "avx512dq");
+  add(zmm && (l7.ebx >> 30 & 1), "avx512bw");
+  add(zmm && (l7.ebx >> 31 & 1), "avx512vl");
+  add(zmm && (l7.ecx >> 11 & 1), "avx512_vnni");
+  add(zmm && has71 && (l71.eax >> 5 & 1), "avx512_bf16");
+  add(ymm && has71 && (l71.eax >> 4 & 1), "avx_vnni");
+  add(tile && (l7.edx >> 24 & 1), "amx_tile");
+  add(tile && (l7.edx >> 25 & 1), "amx_int8");
+  add(tile && (l7.edx >> 22 & 1), "amx_bf16");
+  return found;
+}
+#else
+std::vector<std::string> read_features() { return {}; }
+#endif
+
+std::vector<std::string> runnable(const std::vector<std::string>& features) {
+  const auto all = [&](std::initializer_list<const char*> names) {
+    return std::all_of(names.begin(), names.end(), [&](const char* name) {
+      return std::find(features.begin(), features.end(), name) != features.end();
+    });
+  };
+  std::vector<std::string> isas;
+#if defined(__x86_64__)
+#ifndef TWOSTEP_EMULATE_AVX512
+  if (all({"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni",
+           "avx512_bf16"})) {
+    isas.emplace_back("avx512");
+  }
+#endif
+  if (all({"avx2", "fma", "f16c"})) isas.emplace_back("avx2");
+#ifdef TWOSTEP_EMULATE_AVX512
+  isas.emplace_back("avx512");  // computed in plain C: for tests, never chosen by itself
+#endif
+#endif
+  isas.emplace_back("scalar");
+  return isas;
+}
+
+}  // namespace
+
+CpuInfo detect_cpu(const std::string& forced) {
+  CpuInfo info;
+  info.features = read_features();
+  info.isas = runnable(info.features);
+  if (forced.empty()) {
+    info.isa = info.isas.front();
+    info.reason = "best of what the processor supports";
+    return info;
+  }
+  if (std::find(info.isas.begin(), info.isas.end(), forced) == info.isas.end()) {
+    std::string can;
+    for (const auto& isa : info.isas) can += (can.empty() ? "" : ", ") + isa;
+    throw std::invalid_argument("TWOSTEP_CPU_ISA=" + forced + " cannot run here; use one of " + can);
+  }
+  info.isa = forced;
+  info.reason = "forced by TWOSTEP_CPU_ISA";
+  return info;
+}
+
+}  // namespace twostep

@@ -1,0 +1,29 @@
+// Kernels that work on one row of float32 at a time.
+#pragma once
+#include "core/act.h"
+
+namespace twostep {
+
+struct RmsNormArgs {
+  const float* x;       // [width]
+  const float* weight;  // [width]
+  int width;
+  float eps;
+};
+
+struct RowKernels {
+  // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
+  void (*rms_norm)(const RmsNormArgs&, float* y);
+  // residual += rms_norm(x) (Gemma 3 norms what it adds).
+  void (*rms_norm_add)(const RmsNormArgs&, float* residual);
+  // The same values, written as row m of an activation, in tile (r0, rows).
+  void (*rms_norm_act)(const RmsNormArgs&, const Act&, int r0, int rows, int m);
+  // Row m of an activation from plain float32.
+  void (*put_row)(const float* x, const Act&, int r0, int rows, int m);
+  // y += x, [n]
+  void (*add)(float* y, const float* x, int n);
+  // y = cap * tanh(y / cap), [n]
+  void (*softcap)(float* y, float cap, int n);
+};
+
+}  // namespace twostep

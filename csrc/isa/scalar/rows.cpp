@@ -1,0 +1,14 @@
+#include "isa/rows.h"
+
+#include <cmath>
+
+#include "isa/scalar/vec.h"
+
+namespace twostep::scalar {
+namespace {
+#include "isa/act.inc"
+#include "isa/rows.inc"
+}  // namespace
+extern const RowKernels* const kRowKernels;
+const RowKernels* const kRowKernels = &kTable;
+}  // namespace twostep::scalar

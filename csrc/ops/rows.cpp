@@ -1,0 +1,179 @@
+#include "ops/rows.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+#include "isa/rows.h"
+
+namespace twostep {
+
+namespace {
+
+// Rows of one chunk: small enough to balance, large enough to pay for the claim.
+constexpr int kRowsPerChunk = 8;
+
+class RowOp : public Op {
+ public:
+  explicit RowOp(RowSet set) : set_(set) {}
+  int num_chunks(const Step& step) const override {
+    return (step.num_rows(set_) + kRowsPerChunk - 1) / kRowsPerChunk;
+  }
+  void run(const Step& step, int chunk, int) const override {
+    const int end = std::min(step.num_rows(set_), (chunk + 1) * kRowsPerChunk);
+    for (int m = chunk * kRowsPerChunk; m < end; m++) row(step, m);
+  }
+  virtual void row(const Step& step, int m) const = 0;
+
+ protected:
+  const RowSet set_;
+};
+
+class RmsNorm final : public RowOp {
+ public:
+  RmsNorm(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
+          float eps, RowSet set, bool gather, std::shared_ptr<Rows> rows,
+          std::vector<std::shared_ptr<ActBuffer>> acts)
+      : RowOp(set),
+        kernels_(*table.rows),
+        x_(std::move(x)),
+        weight_(std::move(weight)),
+        eps_(eps),
+        gather_(gather),
+        rows_(std::move(rows)),
+        acts_(std::move(acts)) {
+    if (weight_->size != x_->width) throw std::invalid_argument("rms_norm: weight and row differ in width");
+  }
+  const char* name() const override { return "rms_norm"; }
+  void row(const Step& step, int m) const override {
+    const int source = gather_ ? step.logits_indices[m] : m;
+    const RmsNormArgs args{x_->row(source), weight_->data, x_->width, eps_};
+    for (const auto& act : acts_) {
+      const auto& tile = step.tiles_of(set_, act->act().form).of_row(m);
+      kernels_.rms_norm_act(args, act->act(), tile.r0, tile.rows, m);
+    }
+    if (rows_) kernels_.rms_norm(args, rows_->row(m));
+  }
+
+ private:
+  const RowKernels& kernels_;
+  std::shared_ptr<Rows> x_;
+  std::shared_ptr<Vector> weight_;
+  float eps_;
+  bool gather_;
+  std::shared_ptr<Rows> rows_;
+  std::vector<std::shared_ptr<ActBuffer>> acts_;
+};
+
+class RmsNormAdd final : public RowOp {
+ public:
+  RmsNormAdd(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
+             float eps, std::shared_ptr<Rows> residual)
+      : RowOp(RowSet::Tokens),
+        kernels_(*table.rows),
+        x_(std::move(x)),
+        weight_(std::move(weight)),
+        eps_(eps),
+        residual_(std::move(residual)) {}
+  const char* name() const override { return "rms_norm_add"; }
+  void row(const Step&, int m) const override {
+    kernels_.rms_norm_add({x_->row(m), weight_->data, x_->width, eps_}, residual_->row(m));
+  }
+
+ private:
+  const RowKernels& kernels_;
+  std::shared_ptr<Rows> x_;
+  std::shared_ptr<Vector> weight_;
+  float eps_;
+  std::shared_ptr<Rows> residual_;
+};
+
+class Add final : public RowOp {
+ public:
+  Add(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Rows> residual)
+      : RowOp(RowSet::Tokens), kernels_(*table.rows), x_(std::move(x)), residual_(std::move(residual)) {}
+  const char* name() const override { return "add"; }
+  void row(const Step&, int m) const override {
+    kernels_.add(residual_->row(m), x_->row(m), x_->width);
+  }
+
+ private:
+  const RowKernels& kernels_;
+  std::shared_ptr<Rows> x_, residual_;
+};
+
+class PutRows final : public RowOp {
+ public:
+  PutRows(const KernelTable& table, std::shared_ptr<Rows> x, RowSet set,
+          std::vector<std::shared_ptr<ActBuffer>> acts)
+      : RowOp(set), kernels_(*table.rows), x_(std::move(x)), acts_(std::move(acts)) {}
+  const char* name() const override { return "put_rows"; }
+  void row(const Step& step, int m) const override {
+    for (const auto& act : acts_) {
+      const auto& tile = step.tiles_of(set_, act->act().form).of_row(m);
+      kernels_.put_row(x_->row(m), act->act(), tile.r0, tile.rows, m);
+    }
+  }
+
+ private:
+  const RowKernels& kernels_;
+  std::shared_ptr<Rows> x_;
+  std::vector<std::shared_ptr<ActBuffer>> acts_;
+};
+
+class Gather final : public RowOp {
+ public:
+  Gather(std::shared_ptr<Rows> x, std::shared_ptr<Rows> out)
+      : RowOp(RowSet::Logits), x_(std::move(x)), out_(std::move(out)) {}
+  const char* name() const override { return "gather"; }
+  void row(const Step& step, int m) const override {
+    std::memcpy(out_->row(m), x_->row(step.logits_indices[m]), sizeof(float) * x_->width);
+  }
+
+ private:
+  std::shared_ptr<Rows> x_, out_;
+};
+
+class ApplyStaged final : public Op {
+ public:
+  const char* name() const override { return "apply_staged"; }
+  int num_chunks(const Step& step) const override { return step.staged.empty() ? 0 : 1; }
+  void run(const Step& step, int, int) const override {
+    for (const auto& write : step.staged) write();
+  }
+};
+
+}  // namespace
+
+std::unique_ptr<Op> make_rms_norm(const KernelTable& table, std::shared_ptr<Rows> x,
+                                  std::shared_ptr<Vector> weight, float eps, RowSet set, bool gather,
+                                  std::shared_ptr<Rows> rows,
+                                  std::vector<std::shared_ptr<ActBuffer>> acts) {
+  return std::make_unique<RmsNorm>(table, std::move(x), std::move(weight), eps, set, gather,
+                                   std::move(rows), std::move(acts));
+}
+
+std::unique_ptr<Op> make_rms_norm_add(const KernelTable& table, std::shared_ptr<Rows> x,
+                                      std::shared_ptr<Vector> weight, float eps,
+                                      std::shared_ptr<Rows> residual) {
+  return std::make_unique<RmsNormAdd>(table, std::move(x), std::move(weight), eps,
+                                      std::move(residual));
+}
+
+std::unique_ptr<Op> make_add(const KernelTable& table, std::shared_ptr<Rows> x,
+                             std::shared_ptr<Rows> residual) {
+  return std::make_unique<Add>(table, std::move(x), std::move(residual));
+}
+
+std::unique_ptr<Op> make_put_rows(const KernelTable& table, std::shared_ptr<Rows> x, RowSet set,
+                                  std::vector<std::shared_ptr<ActBuffer>> acts) {
+  return std::make_unique<PutRows>(table, std::move(x), set, std::move(acts));
+}
+
+std::unique_ptr<Op> make_gather(std::shared_ptr<Rows> x, std::shared_ptr<Rows> out) {
+  return std::make_unique<Gather>(std::move(x), std::move(out));
+}
+
+std::unique_ptr<Op> make_apply_staged() { return std::make_unique<ApplyStaged>(); }
+
+}  // namespace twostep

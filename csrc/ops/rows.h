@@ -1,0 +1,40 @@
+// Ops over whole rows: RMSNorm in its forms, residual add, gather.
+#pragma once
+#include <memory>
+
+#include "isa/kernels.h"
+#include "plan/plan.h"
+
+namespace twostep {
+
+// A norm weight or bias, float32.
+struct Vector {
+  Memory memory;
+  float* data = nullptr;
+  int size = 0;
+
+  explicit Vector(int n) : memory(n * sizeof(float) + 64, false), data(memory.as<float>()), size(n) {}
+};
+
+// y = rms_norm(x) * weight. Writes what is not null: `rows` (float32) and up to two activations.
+// Where x has more rows than `set` (gather), `set` is Logits and row m reads x.row(logits_indices[m]).
+std::unique_ptr<Op> make_rms_norm(const KernelTable&, std::shared_ptr<Rows> x,
+                                  std::shared_ptr<Vector> weight, float eps, RowSet set, bool gather,
+                                  std::shared_ptr<Rows> rows,
+                                  std::vector<std::shared_ptr<ActBuffer>> acts);
+// residual += rms_norm(x) * weight
+std::unique_ptr<Op> make_rms_norm_add(const KernelTable&, std::shared_ptr<Rows> x,
+                                      std::shared_ptr<Vector> weight, float eps,
+                                      std::shared_ptr<Rows> residual);
+// residual += x
+std::unique_ptr<Op> make_add(const KernelTable&, std::shared_ptr<Rows> x,
+                             std::shared_ptr<Rows> residual);
+// Activations of plain rows.
+std::unique_ptr<Op> make_put_rows(const KernelTable&, std::shared_ptr<Rows> x, RowSet set,
+                                  std::vector<std::shared_ptr<ActBuffer>> acts);
+// out[m] = x[logits_indices[m]]
+std::unique_ptr<Op> make_gather(std::shared_ptr<Rows> x, std::shared_ptr<Rows> out);
+// Runs step.staged, alone, at the head of the forward plan.
+std::unique_ptr<Op> make_apply_staged();
+
+}  // namespace twostep

@@ -1,0 +1,247 @@
+#include "parallel/stream.h"
+
+#include <linux/futex.h>
+#include <sched.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <climits>
+#include <stdexcept>
+
+namespace twostep {
+
+namespace {
+
+// A thread that finds nothing to do spins this long before it sleeps: waking it costs ~60 us,
+// and the next step of a decode usually arrives sooner.
+constexpr int64_t kSpinNanoseconds = 300'000;
+// Inside an op, a thread whose peers still compute yields after this many pauses: the peer may
+// have lost its core to us.
+constexpr int kPausesBeforeYield = 4000;
+
+inline void pause() {
+#if defined(__x86_64__) || defined(__i386__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
+int64_t now() {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(
+             std::chrono::steady_clock::now().time_since_epoch())
+      .count();
+}
+
+void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr,
+          nullptr, 0);
+}
+
+void futex_wake_all(std::atomic<uint32_t>& word) {
+  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAKE_PRIVATE, INT_MAX, nullptr,
+          nullptr, 0);
+}
+
+}  // namespace
+
+Stream::Stream(int num_threads, bool caller_joins)
+    : num_threads_(num_threads), caller_joins_(caller_joins) {
+  if (num_threads < 1) throw std::invalid_argument("stream: num_threads must be at least 1");
+  for (int w = caller_joins ? 1 : 0; w < num_threads; w++) {
+    threads_.emplace_back([this, w] { worker_loop(w); });
+  }
+}
+
+Stream::~Stream() {
+  stopping_.store(true);
+  epoch_.fetch_add(1);
+  futex_wake_all(epoch_);
+  for (auto& thread : threads_) thread.join();
+}
+
+uint64_t Stream::launch(const Plan& plan, std::shared_ptr<const Step> step) {
+  LaunchPtr launch;
+  {
+    std::lock_guard lock(mutex_);
+    // A launch is used again only when no worker still looks at it.
+    for (size_t i = 0; i < free_.size(); i++) {
+      if (free_[i].use_count() == 1) {
+        launch = std::move(free_[i]);
+        free_.erase(free_.begin() + static_cast<std::ptrdiff_t>(i));
+        break;
+      }
+    }
+  }
+  if (!launch) launch = std::make_shared<Launch>();
+  launch->ops.clear();
+  for (const auto& op : plan.ops()) {
+    const int chunks = op->num_chunks(*step);
+    if (chunks > 0) launch->ops.push_back({op.get(), chunks});
+  }
+  const size_t need = launch->ops.size() * static_cast<size_t>(num_threads_ + 1);
+  if (launch->counters_size < need) {
+    launch->counters = std::make_unique<Counter[]>(need);
+    launch->counters_size = need;
+  } else {
+    for (size_t i = 0; i < need; i++) launch->counters[i].value.store(0, std::memory_order_relaxed);
+  }
+  launch->step = std::move(step);
+  launch->current_op.store(0, std::memory_order_relaxed);
+  launch->failed.store(false, std::memory_order_relaxed);
+  launch->error.clear();
+  launch->op_end.assign(profiling_.load() ? launch->ops.size() : 0, 0);
+  launch->started = 0;
+  {
+    std::lock_guard lock(mutex_);
+    launch->ticket = ++last_ticket_;
+    queue_.push_back(launch);
+  }
+  epoch_.fetch_add(1, std::memory_order_seq_cst);
+  if (sleepers_.load(std::memory_order_seq_cst) > 0) futex_wake_all(epoch_);
+  return launch->ticket;
+}
+
+void Stream::wait(uint64_t ticket) {
+  if (ticket > last_ticket_) throw std::invalid_argument("stream: no such launch");
+  if (caller_joins_) {
+    while (!done(ticket)) {
+      LaunchPtr launch = next_launch(completed_.load(std::memory_order_acquire));
+      if (!launch) continue;  // just completed by a helper
+      execute(*launch, 0);
+      finish(launch);
+    }
+  } else {
+    for (int spins = 0; !done(ticket);) {
+      if (++spins < kPausesBeforeYield) {
+        pause();
+      } else {
+        sched_yield();
+      }
+    }
+  }
+  std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < errors_.size(); i++) {
+    if (errors_[i].first <= ticket) {
+      std::string message = std::move(errors_[i].second);
+      errors_.erase(errors_.begin() + static_cast<std::ptrdiff_t>(i));
+      throw std::runtime_error(message);
+    }
+  }
+}
+
+// The oldest launch with a ticket above `after`, or null.
+Stream::LaunchPtr Stream::next_launch(uint64_t after) {
+  std::lock_guard lock(mutex_);
+  for (const auto& launch : queue_) {
+    if (launch->ticket > after) return launch;
+  }
+  return nullptr;
+}
+
+void Stream::worker_loop(int worker) {
+  uint64_t seen = 0;  // launches up to here are complete, as far as this thread is concerned
+  while (true) {
+    const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
+    if (stopping_.load()) return;
+    LaunchPtr launch = next_launch(seen);
+    if (launch) {
+      execute(*launch, worker);
+      seen = launch->ticket;
+      finish(launch);
+      continue;
+    }
+    const int64_t start = now();
+    for (int spins = 0; epoch_.load(std::memory_order_acquire) == epoch; spins++) {
+      pause();
+      if ((spins & 255) == 255 && now() - start > kSpinNanoseconds) {
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        futex_wait(epoch_, epoch);
+        sleepers_.fetch_sub(1, std::memory_order_seq_cst);
+        break;
+      }
+    }
+  }
+}
+
+void Stream::run_chunk(Launch& launch, const OpRun& op, int chunk, int worker) {
+  if (launch.failed.load(std::memory_order_relaxed)) return;  // drain the counters only
+  try {
+    op.op->run(*launch.step, chunk, worker);
+  } catch (const std::exception& e) {
+    std::lock_guard lock(mutex_);
+    if (!launch.failed.exchange(true)) {
+      launch.error = std::string(op.op->name()) + ": " + e.what();
+    }
+  }
+}
+
+// Takes part in all remaining ops; returns when every one of them is complete.
+void Stream::execute(Launch& launch, int worker) {
+  const bool timed = !launch.op_end.empty();
+  const size_t n = launch.ops.size();
+  for (size_t i = static_cast<size_t>(launch.current_op.load(std::memory_order_acquire)); i < n; i++) {
+    const OpRun& op = launch.ops[i];
+    std::atomic<int32_t>& done = counter(launch, i, num_threads_).value;
+    if (timed && i == 0 && launch.started == 0) launch.started = now();
+    int finished = 0;
+    for (int k = 0; k < num_threads_; k++) {  // own range first, then steal
+      int victim = worker + k;
+      if (victim >= num_threads_) victim -= num_threads_;
+      const int begin = static_cast<int>(static_cast<int64_t>(op.chunks) * victim / num_threads_);
+      const int end = static_cast<int>(static_cast<int64_t>(op.chunks) * (victim + 1) / num_threads_);
+      std::atomic<int32_t>& next = counter(launch, i, victim).value;
+      while (begin + next.load(std::memory_order_relaxed) < end) {
+        const int chunk = begin + next.fetch_add(1, std::memory_order_relaxed);
+        if (chunk >= end) break;
+        run_chunk(launch, op, chunk, worker);
+        finished++;
+      }
+    }
+    if (finished > 0 && done.fetch_add(finished, std::memory_order_acq_rel) + finished == op.chunks) {
+      if (timed) launch.op_end[i] = now();
+      launch.current_op.store(static_cast<int32_t>(i) + 1, std::memory_order_release);
+      continue;
+    }
+    for (int spins = 0; done.load(std::memory_order_acquire) < op.chunks;) {
+      if (++spins < kPausesBeforeYield) {
+        pause();
+      } else {
+        sched_yield();
+      }
+    }
+  }
+}
+
+// Called by every thread that leaves a launch; the first one retires it.
+void Stream::finish(const LaunchPtr& launch) {
+  std::lock_guard lock(mutex_);
+  if (completed_.load(std::memory_order_relaxed) >= launch->ticket) return;
+  if (launch->failed.load()) errors_.emplace_back(launch->ticket, launch->error);
+  if (!launch->op_end.empty()) {
+    int64_t before = launch->started;
+    for (size_t i = 0; i < launch->ops.size(); i++) {
+      const char* name = launch->ops[i].op->name();
+      ProfileRow* row = nullptr;
+      for (auto& candidate : profile_) {
+        if (candidate.name == name) row = &candidate;
+      }
+      if (!row) row = &profile_.emplace_back(ProfileRow{name, 0, 0});
+      row->nanoseconds += static_cast<double>(launch->op_end[i] - before);
+      row->runs++;
+      before = launch->op_end[i];
+    }
+  }
+  launch->step.reset();  // no chunk is left that could read it
+  queue_.pop_front();    // launches complete in order
+  free_.push_back(launch);
+  completed_.store(launch->ticket, std::memory_order_release);
+}
+
+std::vector<Stream::ProfileRow> Stream::profile() {
+  std::lock_guard lock(mutex_);
+  return std::exchange(profile_, {});
+}
+
+}  // namespace twostep
