@@ -1,0 +1,172 @@
+"""``twostep doctor``: what this machine can do for the engine, and what stands in its way."""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, Protocol
+
+import twostep
+from twostep.entrypoints import store
+from twostep.entrypoints.cli import args as cli_args
+from twostep.entrypoints.cli import console
+from twostep.entrypoints.machine import Machine, inspect_machine
+from twostep.entrypoints.progress import format_bytes
+
+BANDWIDTH_MEGABYTES = 256
+"""Larger than any cache."""
+LOW_MEMORY_BYTES = 1_000_000_000
+LOW_DISK_BYTES = 1_000_000_000
+
+DESCRIPTION = """\
+Show CPU features, threads, memory bandwidth (measured, takes about a second) and the chosen
+kernels with the reason. Exit code 1 if something stands in the way.
+"""
+
+
+class Native(Protocol):
+    """What doctor asks of the native library."""
+
+    def cpu_info(self) -> dict[str, Any]:
+        """The chosen instruction set (``isa``), the ``reason`` and the CPU's ``features``."""
+        ...
+
+    def measure_bandwidth(self, num_threads: int, megabytes: int) -> float:
+        """GB/s that the threads together read from memory."""
+        ...
+
+
+def import_native() -> Native | str:
+    """The native library, or why it cannot be loaded."""
+    try:
+        import twostep._native as native  # type: ignore[import-not-found, unused-ignore]
+    except ImportError as error:
+        return " ".join(str(error).split())
+    library: Native = native
+    return library
+
+
+def run(argv: list[str], native: Native | str | None = None) -> int:
+    """Run the command; returns the exit code. ``native`` is for tests."""
+    parser = cli_args.Parser("twostep doctor", "", DESCRIPTION)
+    parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
+    parser.add_argument("-t", "--threads", type=cli_args.positive_size, metavar="N")
+    args = parser.parse(argv)
+    machine = inspect_machine()
+    found = examine(machine, import_native() if native is None else native, args.threads)
+    if args.json:
+        console.print_json(found)
+    else:
+        print(console.table(rows(found)))
+        for problem in found["problems"]:
+            print(f"problem: {problem}", file=sys.stderr)
+    return 1 if found["problems"] else 0
+
+
+def examine(machine: Machine, native: Native | str, threads: int | None = None) -> dict[str, Any]:
+    """All facts and problems, ready for JSON. Memory in bytes, bandwidth in GB/s."""
+    threads = threads or machine.usable_cpus
+    problems = machine_problems(machine)
+    kernels: dict[str, Any] | None = None
+    bandwidth: float | None = None
+    if isinstance(native, str):
+        problems.append(
+            f"the native library cannot be loaded ({native}): run `pip install .` again"
+        )
+    else:
+        kernels = native.cpu_info()
+        bandwidth = round(native.measure_bandwidth(threads, BANDWIDTH_MEGABYTES), 2)
+    return {
+        "twostep": twostep.__version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        "cpu": machine.cpu_model,
+        "logical_cpus": machine.logical_cpus,
+        "affinity_cpus": machine.affinity_cpus,
+        "cgroup_cpus": machine.cgroup_cpus,
+        "threads": threads,
+        "threads_reason": threads_reason(machine, threads),
+        "kernels": kernels,
+        "memory_bandwidth_gb_s": bandwidth,
+        "total_memory": machine.total_memory,
+        "available_memory": machine.available_memory,
+        "cgroup_memory": machine.cgroup_memory,
+        "store": str(store.folder()),
+        "store_free": free_space(store.folder()),
+        "problems": problems,
+    }
+
+
+def threads_reason(machine: Machine, threads: int) -> str:
+    """Why that many threads."""
+    if threads != machine.usable_cpus:
+        return "asked for"
+    if machine.usable_cpus < machine.affinity_cpus:
+        return f"cgroup quota of {machine.cgroup_cpus:g} cores"
+    if machine.affinity_cpus < machine.logical_cpus:
+        return f"CPU affinity: {machine.affinity_cpus} of {machine.logical_cpus} cores"
+    return "all cores"
+
+
+def machine_problems(machine: Machine) -> list[str]:
+    """What would make the engine slow or fail, each with its cure."""
+    problems = []
+    available = machine.available_memory
+    if available is not None and available < LOW_MEMORY_BYTES:
+        problems.append(
+            f"only {format_bytes(available)} of memory are free: close programs, or choose a small "
+            "model and --max-model-len"
+        )
+    free = free_space(store.folder())
+    if free is not None and free < LOW_DISK_BYTES:
+        problems.append(
+            f"only {format_bytes(free)} are free where models are kept ({store.folder()}): "
+            "free some or set TWOSTEP_HOME"
+        )
+    return problems
+
+
+def free_space(folder: Path) -> int | None:
+    """Free bytes of the disk that a folder is on, or will be."""
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def rows(found: dict[str, Any]) -> list[list[str]]:
+    """The table for people."""
+    kernels = found["kernels"]
+    bandwidth = found["memory_bandwidth_gb_s"]
+    quota = found["cgroup_cpus"]
+    limit = found["cgroup_memory"]
+    forced = os.environ.get("TWOSTEP_CPU_ISA")
+    chosen = "none"
+    if kernels is not None:
+        chosen = f"{kernels['isa']}: {kernels['reason']}" + (" (forced)" if forced else "")
+    return [
+        ["twostep", f"{found['twostep']} on Python {found['python']}, {found['platform']}"],
+        ["cpu", found["cpu"]],
+        ["features", " ".join(kernels["features"]) if kernels is not None else "unknown"],
+        ["kernels", chosen],
+        ["threads", f"{found['threads']} ({found['threads_reason']})"],
+        ["quota", "none" if quota is None else f"{quota:g} cores"],
+        ["bandwidth", "not measured" if bandwidth is None else f"{bandwidth:.1f} GB/s (measured)"],
+        [
+            "memory",
+            f"{bytes_or_unknown(found['available_memory'])} free of "
+            f"{bytes_or_unknown(found['total_memory'])}"
+            + ("" if limit is None else f", cgroup limit {format_bytes(limit)}"),
+        ],
+        ["models", f"{found['store']} ({bytes_or_unknown(found['store_free'])} free)"],
+    ]
+
+
+def bytes_or_unknown(count: int | None) -> str:
+    """A size for people."""
+    return "unknown" if count is None else format_bytes(count)
