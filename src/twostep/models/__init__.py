@@ -1,0 +1,1 @@
+"""One file per architecture; ``registry.load_model`` builds them from ``loader`` checkpoints."""

@@ -31,12 +31,14 @@ def attend(
         float32 [T, Hq, D].
     """
     group = q.shape[1] // k.shape[1]
-    keys = np.repeat(np.asarray(k, np.float64), group, axis=1)
-    values = np.repeat(np.asarray(v, np.float64), group, axis=1)
+    # What no query sees is never read: blocks behind the window may belong to others by now.
+    first = 0 if sliding_window is None else max(0, int(np.min(positions)) - sliding_window + 1)
+    keys = np.repeat(np.asarray(k[first:], np.float64), group, axis=1)
+    values = np.repeat(np.asarray(v[first:], np.float64), group, axis=1)
     scores = np.einsum("thd,shd->hts", np.asarray(q, np.float64), keys) * scale
     if softcap:
         scores = softcap * np.tanh(scores / softcap)
-    key_positions = np.arange(k.shape[0])[None, :]
+    key_positions = np.arange(first, k.shape[0])[None, :]
     query_positions = np.asarray(positions)[:, None]
     hidden = key_positions > query_positions
     if sliding_window is not None:

@@ -1,0 +1,147 @@
+"""The parts that decoder-only transformers share: attention, feed-forward, the frame around them.
+
+Each part loads its own weights and applies itself; the files beside this one put them together.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar, Protocol
+
+from twostep.config.model import ModelConfig
+from twostep.models.loader.weights import WeightLoader
+from twostep.ops.protocol import AttentionSpec, FlatBatch, Ops, Tensor
+
+
+class Layer(Protocol):
+    """One decoder layer."""
+
+    def __init__(self, weights: WeightLoader, layer: int) -> None:
+        """Load the weights of layer number ``layer``."""
+        ...
+
+    def __call__(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
+        """[T, H] → [T, H]; ``hidden`` is dead afterwards."""
+        ...
+
+
+class Attention:
+    """Grouped-query attention (Ainslie et al. 2023) with rotary positions.
+
+    q, k and v are one matrix. Biases and per-head norms are there if the configuration says so.
+    """
+
+    def __init__(self, weights: WeightLoader, layer: int) -> None:
+        config, prefix = weights.config, f"model.layers.{layer}.self_attn"
+        self.spec = _attention_spec(config, layer)
+        hidden, width = config.hidden_size, config.num_heads * config.head_dim
+        kv_width = config.num_kv_heads * config.head_dim
+        names = [f"{prefix}.{part}_proj" for part in "qkv"]
+        rows = [width, kv_width, kv_width]
+        self.qkv = weights.linear(names, rows, hidden)
+        self.qkv_bias = weights.biases(names, rows) if config.attention_bias else None
+        self.q_norm = self.k_norm = None
+        if config.qk_norm:
+            self.q_norm = weights.vector(f"{prefix}.q_norm", config.head_dim)
+            self.k_norm = weights.vector(f"{prefix}.k_norm", config.head_dim)
+        output = f"{prefix}.o_proj"
+        self.output = weights.linear([output], [hidden], width)
+        has_bias = weights.has(output, "bias")
+        self.output_bias = weights.biases([output], [hidden]) if has_bias else None
+
+    def __call__(self, ops: Ops, x: Tensor, batch: FlatBatch) -> Tensor:
+        """[T, H] → [T, H]."""
+        qkv = ops.linear(x, self.qkv, bias=self.qkv_bias)
+        heads = ops.attention(qkv, batch, self.spec, q_norm=self.q_norm, k_norm=self.k_norm)
+        return ops.linear(heads, self.output, bias=self.output_bias)
+
+
+class FeedForward:
+    """Gated feed-forward layer (Shazeer 2020): ``down(act(gate x) * up x)``."""
+
+    def __init__(self, weights: WeightLoader, layer: int) -> None:
+        config, prefix = weights.config, f"model.layers.{layer}.mlp"
+        hidden, inner = config.hidden_size, config.intermediate_size
+        self.activation = config.activation
+        self.gate, self.up = weights.gated(
+            f"{prefix}.gate_proj", f"{prefix}.up_proj", inner, hidden
+        )
+        self.down = weights.linear([f"{prefix}.down_proj"], [hidden], inner)
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """[T, H] → [T, H]."""
+        inner = ops.gated_linear(x, self.gate, self.up, activation=self.activation)
+        return ops.linear(inner, self.down)
+
+
+class MixtureOfExperts:
+    """Each token goes through its ``num_experts_per_token`` best feed-forward layers."""
+
+    def __init__(self, weights: WeightLoader, layer: int) -> None:
+        config, prefix = weights.config, f"model.layers.{layer}.mlp"
+        hidden, inner = config.hidden_size, config.moe_intermediate_size
+        self.config = config
+        # The router decides; quantising it would save nothing and change the choice.
+        self.router = weights.linear(
+            [f"{prefix}.gate"], [config.num_experts], hidden, quantizable=False
+        )
+        experts = [f"{prefix}.experts.{expert}" for expert in range(config.num_experts)]
+        pairs = [
+            weights.gated(f"{expert}.gate_proj", f"{expert}.up_proj", inner, hidden)
+            for expert in experts
+        ]
+        self.gate, self.up = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+        self.down = [weights.linear([f"{e}.down_proj"], [hidden], inner) for e in experts]
+
+    def __call__(self, ops: Ops, x: Tensor) -> Tensor:
+        """[T, H] → [T, H]."""
+        return ops.moe(
+            x,
+            self.router,
+            self.gate,
+            self.up,
+            self.down,
+            top_k=self.config.num_experts_per_token,
+            norm_topk_prob=self.config.norm_topk_prob,
+            activation=self.config.activation,
+        )
+
+
+class CausalLM:
+    """Embedding, layers, final norm, output layer. A subclass says what its layers are."""
+
+    layer_class: ClassVar[type[Layer]]
+
+    def __init__(self, weights: WeightLoader) -> None:
+        config = self.config = weights.config
+        vocab, hidden, tied = config.vocab_size, config.hidden_size, config.tie_word_embeddings
+        self.embed_tokens = weights.embedding("model.embed_tokens", vocab, hidden, tied=tied)
+        self.layers = [type(self).layer_class(weights, i) for i in range(config.num_layers)]
+        self.norm = weights.vector("model.norm", hidden)
+        self.lm_head = self.embed_tokens if tied else weights.output("lm_head", vocab, hidden)
+
+    def forward(self, ops: Ops, batch: FlatBatch) -> Tensor:
+        """The batch's tokens → their hidden states [T, H], before the final norm."""
+        hidden = ops.embed(self.embed_tokens, batch, scale=self.config.embedding_scale)
+        for layer in self.layers:
+            hidden = layer(ops, hidden, batch)
+        return hidden
+
+    def compute_logits(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
+        """Hidden states [T, H] → logits [S, V] float32 of the rows ``batch.logits_indices``."""
+        rows = ops.gather_rows(hidden, batch)
+        rows = ops.rms_norm(rows, self.norm, eps=self.config.rms_norm_eps)
+        return ops.logits(rows, self.lm_head, softcap=self.config.final_softcap)
+
+
+def _attention_spec(config: ModelConfig, layer: int) -> AttentionSpec:
+    return AttentionSpec(
+        layer=layer,
+        num_heads=config.num_heads,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        scale=config.scale,
+        rope=config.layers[layer].rope,
+        sliding_window=config.layers[layer].sliding_window,
+        softcap=config.attention_softcap,
+        qk_norm_eps=config.rms_norm_eps if config.qk_norm else 0.0,
+    )

@@ -1,0 +1,33 @@
+"""Qwen 3, mixture of experts (Yang et al. 2025)."""
+
+from __future__ import annotations
+
+from twostep.models.decoder import Attention, CausalLM, FeedForward, MixtureOfExperts
+from twostep.models.loader.weights import WeightLoader
+from twostep.ops.protocol import FlatBatch, Ops, Tensor
+
+
+class Qwen3MoeLayer:
+    """Norm, attention, residual; norm, experts (or one dense feed-forward), residual."""
+
+    def __init__(self, weights: WeightLoader, layer: int) -> None:
+        config, prefix = weights.config, f"model.layers.{layer}"
+        self.eps = config.rms_norm_eps
+        self.input_norm = weights.vector(f"{prefix}.input_layernorm", config.hidden_size)
+        self.attention = Attention(weights, layer)
+        self.mlp_norm = weights.vector(f"{prefix}.post_attention_layernorm", config.hidden_size)
+        is_moe = config.layers[layer].is_moe
+        self.mlp = MixtureOfExperts(weights, layer) if is_moe else FeedForward(weights, layer)
+
+    def __call__(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
+        """[T, H] → [T, H]."""
+        x = ops.rms_norm(hidden, self.input_norm, eps=self.eps)
+        hidden = ops.add(hidden, self.attention(ops, x, batch))
+        x = ops.rms_norm(hidden, self.mlp_norm, eps=self.eps)
+        return ops.add(hidden, self.mlp(ops, x))
+
+
+class Qwen3MoeForCausalLM(CausalLM):
+    """Qwen 3 whose feed-forward layers are mixtures of experts."""
+
+    layer_class = Qwen3MoeLayer

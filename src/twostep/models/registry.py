@@ -1,0 +1,96 @@
+"""From an architecture's name to its class, and from a checkpoint to a loaded model."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Literal, Protocol, cast
+
+from twostep.config.model import ModelConfig
+from twostep.contracts.errors import UnsupportedModelError
+from twostep.models.loader.checkpoint import Checkpoint
+from twostep.models.loader.memory import available_memory, require_memory
+from twostep.models.loader.weights import Progress, WeightLoader, estimate_packed_bytes
+from twostep.ops.protocol import FlatBatch, Ops, Tensor, WeightFactory
+
+_CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+}
+
+
+class Model(Protocol):
+    """A loaded model."""
+
+    config: ModelConfig
+
+    def forward(self, ops: Ops, batch: FlatBatch) -> Tensor:
+        """The batch's tokens → hidden states [T, H], before the final norm."""
+        ...
+
+    def compute_logits(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
+        """Hidden states [T, H] → logits [S, V] float32 of the rows ``batch.logits_indices``."""
+        ...
+
+
+class ModelClass(Protocol):
+    """What builds a model."""
+
+    def __call__(self, weights: WeightLoader) -> Model:
+        """Load all weights."""
+        ...
+
+
+def known_architectures() -> list[str]:
+    """Names of all models, sorted."""
+    return sorted(_CLASSES)
+
+
+def model_class(architecture: str) -> ModelClass:
+    """The class in ``models/<architecture>.py``, imported now.
+
+    Raises:
+        UnsupportedModelError: No such model; lists those there are.
+    """
+    if architecture not in _CLASSES:
+        raise UnsupportedModelError(
+            f"architecture '{architecture}' is not supported; "
+            f"supported are {', '.join(known_architectures())}"
+        )
+    module = importlib.import_module(f"twostep.models.{architecture}")
+    return cast(ModelClass, getattr(module, _CLASSES[architecture]))
+
+
+def load_model(
+    checkpoint: Checkpoint,
+    factory: WeightFactory,
+    *,
+    precision: Literal["auto", "int8", "bf16"] = "auto",
+    quantization: str | None = None,
+    progress: Progress | None = None,
+) -> Model:
+    """Build the model of ``checkpoint`` with the weights of a backend.
+
+    Args:
+        checkpoint: Stays open until the backend needs its memory maps no more.
+        factory: The backend's.
+        precision: Of activations in quantised layers (``DeviceConfig.linear_precision``).
+        quantization: ``q8_0``, ``q4_0``, ``q4_1`` or None (``--quantization``).
+        progress: Called with (tensors done, tensors in all).
+
+    Raises:
+        OutOfMemoryError: The packed weights do not fit in what is free.
+        ModelFileError: A tensor is missing, misshapen, or has NaN or infinite weights.
+        UnsupportedModelError: Architecture or format not built.
+        UsageError: Unknown ``quantization``.
+    """
+    build = model_class(checkpoint.config.architecture)
+    needed = estimate_packed_bytes(checkpoint, quantization)
+    require_memory(checkpoint.path, needed, available_memory())
+    weights = WeightLoader(
+        checkpoint, factory, precision=precision, quantization=quantization, progress=progress
+    )
+    return build(weights)
