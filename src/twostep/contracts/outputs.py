@@ -8,7 +8,7 @@ from twostep.contracts.request import FinishReason
 
 
 class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
-    """Log-probabilities at one position; index 0 is the sampled (or prompt) token, then the top n."""
+    """Log-probabilities at one position: the sampled (or prompt) token first, then the top n."""
 
     token_ids: list[int]
     logprobs: list[float]
@@ -62,7 +62,9 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     prefix_cache_queries: int = 0
     """Tokens looked up since the last stats."""
     prefix_cache_hits: int = 0
+    """Tokens of those that were found."""
     num_preemptions: int = 0
+    """Since the last stats."""
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,7 +37,11 @@ class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
-    """The plan of one step."""
+    """The plan of one step.
+
+    The runner applies ``finished_req_ids`` and ``preempted_req_ids`` before it adds new requests,
+    and ignores ids that it has no row for: after a failed step they are told again.
+    """
 
     step_id: int
     """Counts plans, from 0."""

@@ -1,0 +1,47 @@
+"""What can never be served is refused before it is queued, with the numbers."""
+
+from __future__ import annotations
+
+from twostep.contracts.errors import InvalidRequestError
+from twostep.contracts.request import EngineCoreRequest
+from twostep.scheduler.scheduler import Scheduler
+
+
+def check_admission(request: EngineCoreRequest, scheduler: Scheduler) -> None:
+    """Raise InvalidRequestError unless the request can run to at least one token, alone."""
+    params = request.sampling_params
+    if request.request_id in scheduler.requests:
+        raise InvalidRequestError(
+            f"request id {request.request_id} is in use: choose another", "request_id"
+        )
+    if params.max_tokens is None or params.max_tokens < 1:
+        raise InvalidRequestError(
+            f"max_tokens is {params.max_tokens}: ask for 1 or more", "max_tokens"
+        )
+    if params.structured_outputs is not None:
+        raise InvalidRequestError(
+            "structured outputs are not supported: leave structured_outputs out",
+            "structured_outputs",
+        )
+    _check_prompt_length(len(request.prompt_token_ids), scheduler)
+
+
+def _check_prompt_length(length: int, scheduler: Scheduler) -> None:
+    max_model_len = scheduler.config.max_model_len
+    if length == 0:
+        raise InvalidRequestError("the prompt is empty: give it at least one token", "prompt")
+    if length >= max_model_len:
+        raise InvalidRequestError(
+            f"the prompt has {length} tokens and max_model_len is {max_model_len}, which leaves "
+            f"no room for an answer: shorten the prompt or raise --max-model-len",
+            "prompt",
+        )
+    if length >= scheduler.max_seq_tokens:
+        kv = scheduler.kv_cache_manager
+        raise InvalidRequestError(
+            f"the prompt has {length} tokens and needs {length // kv.block_size + 1} KV blocks "
+            f"of {kv.block_size} tokens to answer, but the KV cache has "
+            f"{kv.pool.num_usable_blocks} ({scheduler.max_seq_tokens} tokens): shorten the prompt "
+            f"or give the KV cache more memory",
+            "prompt",
+        )

@@ -1,0 +1,49 @@
+"""The engine core in the caller's own process and thread: no sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from twostep.contracts.outputs import EngineCoreOutputs
+from twostep.contracts.request import EngineCoreRequest
+from twostep.engine.core import EngineCore
+
+
+class InprocClient:
+    """Client 0 of an engine core. ``get_output`` drives the core one step at a time."""
+
+    def __init__(self, engine_core: EngineCore) -> None:
+        self.engine_core = engine_core
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request. Raises InvalidRequestError if it can never be served."""
+        self.engine_core.add_request(request)
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests without further news; unknown and finished ids are ignored."""
+        self.engine_core.abort_requests(request_ids)
+
+    def get_output(self) -> EngineCoreOutputs:
+        """Do one step; the news may be empty (the first step is only queued, say).
+
+        Raises EngineDeadError if the core has stopped.
+        """
+        outputs, _ = self.engine_core.step_fn()
+        news = outputs.get(0) if outputs else None
+        return news if news is not None else EngineCoreOutputs(outputs=[])
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether some request still expects news."""
+        return self.engine_core.has_unfinished_requests()
+
+    def has_work(self) -> bool:
+        """Whether ``get_output`` has something to do, be it only to tell the runner who ended."""
+        return self.engine_core.has_work()
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget cached content. False, and nothing happens, while requests hold blocks."""
+        return self.engine_core.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    def close(self) -> None:
+        """Drop all requests and free the device. Safe to call twice."""
+        self.engine_core.shutdown()

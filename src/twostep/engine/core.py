@@ -1,0 +1,213 @@
+"""The engine core: plans steps, queues them on the executor, takes results, sends news.
+
+With asynchronous scheduling one call of ``step_with_batch_queue`` plans and queues step k, then
+finishes step k-1. The only wait is for the result of the oldest step. A step that fails takes
+nobody with it but its culprit: see ``_recover``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections import deque
+from collections.abc import Iterable
+from queue import SimpleQueue
+
+from twostep.config.engine import CacheConfig, SchedulerConfig
+from twostep.contracts.clock import Clock
+from twostep.contracts.errors import EngineDeadError
+from twostep.contracts.executor import Executor, StepFuture
+from twostep.contracts.outputs import EngineCoreOutputs
+from twostep.contracts.plan import SchedulerOutput
+from twostep.contracts.request import EngineCoreRequest
+from twostep.engine.admission import check_admission
+from twostep.engine.step_dump import describe_step
+from twostep.scheduler.async_scheduler import AsyncScheduler
+from twostep.scheduler.request import RequestStatus
+from twostep.scheduler.scheduler import Scheduler
+
+logger = logging.getLogger(__name__)
+
+ClientOutputs = dict[int, EngineCoreOutputs]
+"""News by client index."""
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class FailedLaunch:
+    """Stands for the result of a step that could not be queued."""
+
+    error: BaseException
+
+
+class EngineCore:
+    """Owns the scheduler and drives the executor. One thread calls ``step_fn`` in a loop."""
+
+    def __init__(
+        self,
+        *,
+        scheduler_config: SchedulerConfig,
+        cache_config: CacheConfig,
+        executor: Executor,
+        clock: Clock,
+        num_spec_tokens: int = 0,
+    ) -> None:
+        """The executor is running already; the core shuts it down in ``shutdown``."""
+        self.executor = executor
+        is_async = scheduler_config.async_scheduling and executor.max_concurrent_batches > 1
+        scheduler_class = AsyncScheduler if is_async else Scheduler
+        self.scheduler = scheduler_class(
+            scheduler_config, cache_config, clock, num_spec_tokens=num_spec_tokens
+        )
+        self.batch_queue_size = min(
+            executor.max_concurrent_batches, scheduler_class.num_steps_in_flight
+        )
+        self.batch_queue: deque[tuple[StepFuture | FailedLaunch, SchedulerOutput]] = deque()
+        """Steps in flight, the oldest at the right end."""
+        self.aborts_queue: SimpleQueue[list[str]] = SimpleQueue()
+        """Aborts from another thread; seen before the next result is processed."""
+        self.step_fn = self.step_with_batch_queue if is_async else self.step
+        self._dead: str | None = None
+
+    # ---------------------------------------------------------------- requests
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request. Raises InvalidRequestError if it can never be served."""
+        self._check_alive()
+        check_admission(request, self.scheduler)
+        self.scheduler.add_request(self.scheduler.make_request(request))
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests without further news; unknown and finished ids are ignored."""
+        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+
+    def has_unfinished_requests(self) -> bool:
+        """Whether some request still expects news."""
+        return self.scheduler.has_unfinished_requests()
+
+    def has_work(self) -> bool:
+        """Whether ``step_fn`` has something to do: plan, tell the executor, or take a result."""
+        return self.scheduler.has_requests() or bool(self.batch_queue)
+
+    def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
+        """Forget cached content; see Scheduler.reset_prefix_cache."""
+        return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+
+    # ---------------------------------------------------------------- one step
+
+    def step(self) -> tuple[ClientOutputs | None, bool]:
+        """Plan a step, run it, wait for it, process it.
+
+        Returns the news by client and whether tokens were planned.
+        """
+        self._check_alive()
+        executed = False
+        # A wait that was interrupted has left its step in the queue.
+        if not self.batch_queue:
+            executed = self._plan_and_launch()
+        if not self.batch_queue:
+            return None, executed
+        return self._finish_oldest_step(), executed
+
+    def step_with_batch_queue(self) -> tuple[ClientOutputs | None, bool]:
+        """Plan and queue step k, then finish step k-1 if the queue is full.
+
+        Filling the queue comes before collecting results: returns None when nothing was
+        finished. The flag tells whether tokens were planned.
+        """
+        self._check_alive()
+        executed = False
+        if len(self.batch_queue) < self.batch_queue_size and not self._newest_launch_failed():
+            executed = self._plan_and_launch()
+            if executed and len(self.batch_queue) < self.batch_queue_size:
+                return None, True
+        if not self.batch_queue:
+            return None, executed
+        return self._finish_oldest_step(), executed
+
+    def _plan_and_launch(self) -> bool:
+        """Queue the next plan, if there is anything in it; True if it has tokens."""
+        if not self.scheduler.has_requests():
+            return False
+        plan = self.scheduler.schedule()
+        has_tokens = plan.total_num_scheduled_tokens > 0
+        if has_tokens or plan.finished_req_ids or plan.preempted_req_ids:
+            self._launch(plan)
+        return has_tokens
+
+    def _launch(self, plan: SchedulerOutput) -> None:
+        """Queue forward pass and sampling on the executor, without waiting.
+
+        An error waits in the queue for its turn. An interrupt is raised, but the plan is not lost.
+        """
+        future: StepFuture | FailedLaunch | None
+        try:
+            future = self.executor.execute_model(plan)
+            if future is None:
+                future = self.executor.sample_tokens(self.scheduler.get_grammar_bitmask(plan))
+            self.batch_queue.appendleft((future, plan))
+        except BaseException as error:
+            self.executor.reset_after_failure()
+            self.batch_queue.appendleft((FailedLaunch(error), plan))
+            if not isinstance(error, Exception):
+                raise
+
+    def _newest_launch_failed(self) -> bool:
+        """Whether the last plan could not be queued: nothing may be planned on top of it."""
+        return bool(self.batch_queue) and isinstance(self.batch_queue[0][0], FailedLaunch)
+
+    def _finish_oldest_step(self) -> ClientOutputs:
+        future, plan = self.batch_queue[-1]
+        if isinstance(future, FailedLaunch):
+            return self._recover(future.error)
+        try:
+            output = future.result()
+        except Exception as error:
+            return self._recover(error)
+        self.batch_queue.pop()
+        self._process_aborts_queue()
+        return self.scheduler.update_from_output(plan, output)
+
+    def _process_aborts_queue(self) -> None:
+        while not self.aborts_queue.empty():
+            self.abort_requests(self.aborts_queue.get_nowait())
+
+    # ---------------------------------------------------------------- failure and end
+
+    def _recover(self, error: BaseException) -> ClientOutputs:
+        """The oldest step failed: void what was planned on top of it, find the culprit.
+
+        Raises EngineDeadError if the step had no request that could be the culprit.
+        """
+        plans = [plan for _, plan in reversed(self.batch_queue)]
+        is_interrupt = not isinstance(error, Exception)
+        if not is_interrupt:
+            logger.error("%s", describe_step(plans[0], self.scheduler), exc_info=error)
+        self.batch_queue.pop()
+        while self.batch_queue:
+            _wait_until_idle(self.batch_queue.pop()[0])
+        reason = f"{type(error).__name__}: {error}"
+        if not plans[0].num_scheduled_tokens and not is_interrupt:
+            self._dead = reason
+            self._check_alive()
+        return self.scheduler.fail_steps(plans, reason, find_culprit=not is_interrupt)
+
+    def _check_alive(self) -> None:
+        if self._dead is not None:
+            raise EngineDeadError(
+                f"the engine core stopped ({self._dead}): restart it; the log has the details"
+            )
+
+    def shutdown(self) -> None:
+        """Drop all requests and free the device. Safe to call twice."""
+        self.abort_requests(list(self.scheduler.requests))
+        self.executor.shutdown()
+
+
+def _wait_until_idle(future: StepFuture | FailedLaunch) -> None:
+    """The result is void; only the device has to be done with it."""
+    if isinstance(future, FailedLaunch):
+        return
+    try:
+        future.result()
+    except Exception as error:
+        logger.debug("a later step failed as well: %s", error)

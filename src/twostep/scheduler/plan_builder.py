@@ -1,0 +1,114 @@
+"""The plan of one step while it is being made."""
+
+from __future__ import annotations
+
+from twostep.contracts.plan import CachedRequestData, NewRequestData, SchedulerOutput
+from twostep.scheduler.request import Request
+
+
+class PlanBuilder:
+    """Collects who runs how many tokens. Counters of requests are not touched here."""
+
+    __slots__ = (
+        "_computed",
+        "_new_blocks",
+        "_new_reqs",
+        "_outputs",
+        "_req_ids",
+        "_spec_tokens",
+        "awaits_blocks",
+        "has_preempted",
+        "num_scheduled_tokens",
+        "step_id",
+        "token_budget",
+    )
+
+    def __init__(self, step_id: int, token_budget: int) -> None:
+        self.step_id = step_id
+        self.token_budget = token_budget
+        """Tokens that may still be planned."""
+        self.has_preempted = False
+        self.awaits_blocks = False
+        """Whether a running request sits out until steps in flight give blocks back."""
+        self.num_scheduled_tokens: dict[str, int] = {}
+        self._new_reqs: list[NewRequestData] = []
+        self._req_ids: list[str] = []
+        self._new_blocks: list[list[int] | None] = []
+        self._computed: list[int] = []
+        self._outputs: list[int] = []
+        self._spec_tokens: dict[str, list[int]] = {}
+
+    @property
+    def may_start_requests(self) -> bool:
+        """Whether waiting requests may have what is left.
+
+        Not while a running one is short of blocks: they would take what was just won for it.
+        But a step is not left empty because of a preemption.
+        """
+        if self.awaits_blocks:
+            return False
+        return not self.has_preempted or not self.num_scheduled_tokens
+
+    def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
+        """A request that the runner knows takes part."""
+        request_id = request.request_id
+        self.num_scheduled_tokens[request_id] = num_tokens
+        self.token_budget -= num_tokens
+        self._req_ids.append(request_id)
+        self._new_blocks.append(new_block_ids or None)
+        self._computed.append(request.num_computed_tokens)
+        self._outputs.append(
+            request.num_tokens - request.num_prompt_tokens + request.num_output_placeholders
+        )
+
+    def add_new(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
+        """A request that the runner has no row for takes part, with all its known tokens."""
+        self.num_scheduled_tokens[request.request_id] = num_tokens
+        self.token_budget -= num_tokens
+        self._new_reqs.append(
+            NewRequestData(
+                request_id=request.request_id,
+                prompt_len=request.num_prompt_tokens,
+                prefill_token_ids=request.all_token_ids.copy(),
+                sampling_params=request.sampling_params,
+                stop_token_ids=request.masked_stop_token_ids(),
+                block_ids=block_ids,
+                num_computed_tokens=request.num_computed_tokens,
+            )
+        )
+
+    def add_spec_tokens(self, request: Request, token_ids: list[int]) -> None:
+        """Draft tokens that are part of the request's tokens."""
+        self._spec_tokens[request.request_id] = token_ids
+
+    def remove_running(self, request: Request) -> bool:
+        """Take a request out again; its tokens return to the budget. False if it was not in."""
+        num_tokens = self.num_scheduled_tokens.pop(request.request_id, None)
+        if num_tokens is None:
+            return False
+        self.token_budget += num_tokens
+        index = self._req_ids.index(request.request_id)
+        for column in (self._req_ids, self._new_blocks, self._computed, self._outputs):
+            del column[index]
+        self._spec_tokens.pop(request.request_id, None)
+        return True
+
+    def build(
+        self, total: int, finished_req_ids: set[str], preempted_req_ids: set[str]
+    ) -> SchedulerOutput:
+        """The finished plan; ``total`` tokens in all."""
+        return SchedulerOutput(
+            step_id=self.step_id,
+            scheduled_new_reqs=self._new_reqs,
+            scheduled_cached_reqs=CachedRequestData(
+                req_ids=self._req_ids,
+                new_block_ids=self._new_blocks,
+                num_computed_tokens=self._computed,
+                num_output_tokens=self._outputs,
+            ),
+            num_scheduled_tokens=self.num_scheduled_tokens,
+            total_num_scheduled_tokens=total,
+            finished_req_ids=frozenset(finished_req_ids),
+            preempted_req_ids=frozenset(preempted_req_ids),
+            scheduled_spec_decode_tokens=self._spec_tokens,
+        )
