@@ -67,8 +67,9 @@ class IncrementalDetokenizer:
             piece = piece[1:]
         self._at_text_start = False
         if self._prompt_bytes:
-            start = codecs.utf_8_decode(self._prompt_bytes + piece[:1], "replace", False)[0]
-            if start.startswith("\ufffd"):
+            try:
+                codecs.utf_8_decode(self._prompt_bytes + piece[:1], "strict", False)
+            except UnicodeDecodeError:
                 self._decoder.reset()
             self._prompt_bytes = b""
         return piece

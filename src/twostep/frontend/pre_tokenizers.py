@@ -18,9 +18,7 @@ _LEAD = r"[^\r\n\p{L}\p{N}]?"
 
 
 def _letters_and_digits(digits: str) -> str:
-    return (
-        rf"{_CONTRACTION}|{_LEAD}\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
-    )
+    return rf"{_CONTRACTION}|{_LEAD}\p{{L}}+|{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|{_SPACES}"
 
 
 _CASED_WORDS = (
@@ -51,7 +49,7 @@ _WHOLE_WORDS_FIRST = frozenset({"llama3", "tekken"})
 
 
 def kind_of(name: str) -> str:
-    """Which rule the GGUF value ``tokenizer.ggml.pre`` stands for; UnsupportedModelError if none."""
+    """The rule behind a value of ``tokenizer.ggml.pre``; UnsupportedModelError if unknown."""
     kind = _KIND.get(name)
     if kind is None:
         known = ", ".join(sorted(_KIND))

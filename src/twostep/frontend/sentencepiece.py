@@ -11,6 +11,7 @@ import heapq
 import re
 from collections.abc import Sequence
 
+from twostep.frontend.added_tokens import AddedTokenMatcher
 from twostep.frontend.token_bytes import SPACE_MARK
 
 _INF = float("inf")
@@ -18,50 +19,6 @@ _LONG_PIECE = 160
 """Symbols from which the heap beats scanning a short list."""
 _CACHE_ENTRIES = 65536
 _CACHED_PIECE_CHARS = 64
-
-
-class AddedTokenMatcher:
-    """Finds added tokens in raw text: leftmost first, the longest at each place."""
-
-    def __init__(self, added: dict[str, int]) -> None:
-        self._ids = {text: token_id for text, token_id in added.items() if text}
-        lengths: dict[str, set[int]] = {}
-        for text in self._ids:
-            lengths.setdefault(text[:2], set()).add(len(text))
-        # A one-character token must be tried wherever a longer one starts with the same character.
-        for start in list(lengths):
-            if start[0] in lengths:
-                lengths[start] |= lengths[start[0]]
-        self._lengths = {start: sorted(sizes, reverse=True) for start, sizes in lengths.items()}
-        starts = sorted(self._lengths, key=len, reverse=True)
-        self._start = re.compile("|".join(map(re.escape, starts))) if starts else None
-
-    def split(self, text: str) -> list[str | int]:
-        """The text as plain stretches (str, never empty) and ids of added tokens (int)."""
-        if self._start is None:
-            return [text] if text else []
-        parts: list[str | int] = []
-        plain = position = 0
-        while found := self._start.search(text, position):
-            begin = found.start()
-            token_id, size = self._longest_at(text, begin, found.group())
-            if token_id is None:
-                position = begin + 1
-                continue
-            if begin > plain:
-                parts.append(text[plain:begin])
-            parts.append(token_id)
-            plain = position = begin + size
-        if plain < len(text):
-            parts.append(text[plain:])
-        return parts
-
-    def _longest_at(self, text: str, begin: int, start: str) -> tuple[int | None, int]:
-        for size in self._lengths[start]:
-            token_id = self._ids.get(text[begin : begin + size])
-            if token_id is not None:
-                return token_id, size
-        return None, 0
 
 
 class SentencePieceEncoder:
@@ -97,7 +54,9 @@ class SentencePieceEncoder:
         # pair, so text falls into words that can be merged and remembered one by one.
         inner_mark = re.compile(f"[^{SPACE_MARK}\0]{SPACE_MARK}")
         crosses = inner_mark.search("\0".join(ids)) is not None
-        self._pieces = None if crosses else re.compile(f"{SPACE_MARK}*[^{SPACE_MARK}]+|{SPACE_MARK}+")
+        self._pieces = (
+            None if crosses else re.compile(f"{SPACE_MARK}*[^{SPACE_MARK}]+|{SPACE_MARK}+")
+        )
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Ids of ``text``, nothing added; special tokens in it are ids only if asked."""

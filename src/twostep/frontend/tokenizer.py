@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from twostep.contracts.errors import InvalidRequestError
+from twostep.frontend.added_tokens import AddedTokenMatcher
 from twostep.frontend.token_bytes import TokenBytes
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ class Tokenizer:
         self.chat_template = chat_template
         self._encoder = encoder
         self._special_by_text: dict[str, int] | None = None
+        self._special_matcher: AddedTokenMatcher | None = None
 
     @classmethod
     def from_dir(cls, path: str | Path) -> Tokenizer:
@@ -134,15 +136,13 @@ class Tokenizer:
         ids = self._encoder.encode(text, parse_special)
         if not add_special_tokens:
             return ids
-        prefix, suffix = list(self.special.prefix_ids), list(self.special.suffix_ids)
-        if prefix and ids[: len(prefix)] != prefix:
-            ids = prefix + ids
+        ids, suffix = self.with_bos(ids), list(self.special.suffix_ids)
         if suffix and ids[-len(suffix) :] != suffix:
             ids = ids + suffix
         return ids
 
     def decode(self, token_ids: Iterable[int], skip_special_tokens: bool = True) -> str:
-        """Text of ``token_ids``; bytes that form no character become U+FFFD, unknown ids nothing."""
+        """Text of ``token_ids``; bytes that form no character are U+FFFD, unknown ids nothing."""
         table = self.token_bytes
         if skip_special_tokens:
             hidden = self.special.ids
@@ -169,10 +169,16 @@ class Tokenizer:
         """Id of the special token spelled exactly ``text``, or None."""
         return self._special_texts().get(text)
 
-    def special_texts_in(self, text: str) -> list[str]:
-        """The special tokens spelled somewhere in ``text``, longest first."""
-        found = [name for name in self._special_texts() if name in text]
-        return sorted(found, key=len, reverse=True)
+    def split_special(self, text: str) -> list[str | int]:
+        """``text`` cut at the special tokens spelled in it: plain stretches (str) and ids."""
+        if self._special_matcher is None:
+            self._special_matcher = AddedTokenMatcher(self._special_texts())
+        return self._special_matcher.split(text)
+
+    def with_bos(self, token_ids: list[int]) -> list[int]:
+        """``token_ids`` with what goes before every text (BOS), unless it is there already."""
+        prefix = list(self.special.prefix_ids)
+        return token_ids if token_ids[: len(prefix)] == prefix else prefix + token_ids
 
     def encode_segments(self, segments: Sequence[str | int]) -> list[int]:
         """Ids of plain text (str, special tokens in it are words) and special tokens (int)."""

@@ -32,7 +32,7 @@ def load_tokenizer_dir(path: Path) -> Tokenizer:
     names = _special_names({**_read_json(path / "special_tokens_map.json"), **config})
     alphabet, strips = _alphabet_of(decoder, path)
     added = library.get_added_tokens_decoder()
-    vocab_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
+    vocab_size = max([library.get_vocab_size(with_added_tokens=True), *[i + 1 for i in added]])
     # The library decodes added tokens like any other: spelled in the alphabet if they can be.
     table = TokenBytes(alphabet, vocab_size, library.id_to_token, strip_leading_space=strips)
     hidden = {i for i, token in added.items() if token.special}
@@ -74,7 +74,7 @@ def _load_library_tokenizer(path: Path) -> tuple[tokenizers.Tokenizer, dict[str,
     except Exception as error:
         detail = str(error).splitlines()[0][:200]
         raise ModelFileError(
-            f"{file} cannot be read ({detail}); download it again, or upgrade the tokenizers package"
+            f"{file} cannot be read ({detail}); download it again or upgrade tokenizers"
         ) from None
     library.no_truncation()
     library.no_padding()
