@@ -188,6 +188,7 @@ void bind_core(nb::module_& m) {
       .def("wait", &Stream::wait, nb::call_guard<nb::gil_scoped_release>())
       .def("done", &Stream::done)
       .def_prop_ro("num_threads", &Stream::num_threads)
+      .def_prop_ro("last_ticket", &Stream::last_ticket)
       .def("set_profile", &Stream::set_profile)
       .def("profile", [](Stream& s) {
         nb::dict d;

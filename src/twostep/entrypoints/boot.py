@@ -1,0 +1,53 @@
+"""What a start found and chose, for people and for ``--json``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from twostep.kv_cache.sizing import KVCacheSizing
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BootReport:
+    """The boot table."""
+
+    model: str
+    architecture: str
+    weight_bytes: int
+    """Packed, in memory."""
+    kv_dtype: str
+    kv_sizing: KVCacheSizing
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    async_scheduling: bool
+    num_threads: int
+    isa: str
+    isa_reason: str
+    seconds: dict[str, float]
+    """By phase."""
+
+    def rows(self) -> list[tuple[str, str]]:
+        """(label, value) lines."""
+        kv = self.kv_sizing
+        phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in self.seconds.items())
+        return [
+            ("model", f"{self.model} ({self.architecture})"),
+            ("weights", f"{_mib(self.weight_bytes)} packed"),
+            (
+                "kv cache",
+                f"{_mib(kv.total_bytes)} {self.kv_dtype}, used as it fills: {kv.num_tokens:,} tokens, "
+                f"{kv.max_concurrency:.1f} requests of {self.max_model_len:,} ({kv.reason})",
+            ),
+            (
+                "step",
+                f"up to {self.max_num_batched_tokens} tokens of {self.max_num_seqs} requests, "
+                + ("two steps in flight" if self.async_scheduling else "one step at a time"),
+            ),
+            ("kernels", f"{self.isa} ({self.isa_reason}), {self.num_threads} threads"),
+            ("seconds", f"{sum(self.seconds.values()):.2f} = {phases}"),
+        ]
+
+
+def _mib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**20:,.0f} MiB"

@@ -1,0 +1,319 @@
+"""From a path to a running engine core: every part is made here and handed to the next."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from twostep import _native as native
+from twostep.config.engine import CacheConfig, KVCacheDtype, LinearPrecision, SchedulerConfig
+from twostep.config.engine import SchedulingPolicy
+from twostep.config.model import ModelConfig
+from twostep.contracts.errors import OutOfMemoryError, UsageError
+from twostep.engine.client import InprocClient
+from twostep.engine.core import EngineCore
+from twostep.entrypoints.boot import BootReport
+from twostep.entrypoints.machine import inspect_machine
+from twostep.executor.uniproc import UniprocExecutor
+from twostep.frontend.tokenizer import Tokenizer
+from twostep.kv_cache.sizing import KVCacheSizing, kv_block_bytes, size_kv_cache
+from twostep.models.loader.checkpoint import Checkpoint
+from twostep.models.loader.open import open_checkpoint
+from twostep.models.registry import load_model
+from twostep.ops.cpu.device_model import CpuModel, DeviceLimits
+from twostep.ops.cpu.weights import CpuWeights
+from twostep.runner.model_runner import ModelRunner
+
+BLOCK_SIZE = 16
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+"""A step of this many tokens already runs at the kernels' full speed; larger ones only make
+everybody else's next token wait longer."""
+DEFAULT_LONGEST_CONTEXT = 32768
+KV_SHARE_OF_FREE_MEMORY = 0.5
+KV_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+LOGITS_BUFFER_FLOATS = 16 << 20
+
+Progress = Callable[[str, float], None]
+"""Called with (phase, fraction done 0..1)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """What a user may set; None means: find out what is best here."""
+
+    quantization: str | None = None
+    linear_precision: LinearPrecision = "auto"
+    kv_cache_dtype: KVCacheDtype = "auto"
+    kv_cache_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    async_scheduling: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    threads: int | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltEngine:
+    """A running engine core and what its front end needs to know."""
+
+    client: InprocClient
+    model: CpuModel
+    config: ModelConfig
+    tokenizer: Tokenizer
+    eos_token_ids: list[int]
+    """The first is the model's end of text; the others end a turn."""
+    generation_config: dict[str, object]
+    max_model_len: int
+    boot: BootReport
+
+
+class MonotonicClock:
+    """The real clock."""
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
+        return time.monotonic()
+
+
+class Phases:
+    """Times the phases of a start and passes progress on."""
+
+    def __init__(self, progress: Progress | None) -> None:
+        self.seconds: dict[str, float] = {}
+        self._progress = progress
+        self._phase = ""
+        self._started = time.perf_counter()
+
+    def start(self, phase: str) -> None:
+        """End the last phase and begin this one."""
+        now = time.perf_counter()
+        if self._phase:
+            self.seconds[self._phase] = now - self._started
+        self._phase, self._started = phase, now
+        self.advance(0.0)
+
+    def advance(self, fraction: float) -> None:
+        """How far the current phase is, 0..1."""
+        if self._progress is not None:
+            self._progress(self._phase, fraction)
+
+    def finish(self) -> None:
+        """End the last phase."""
+        self.advance(1.0)
+        self.seconds[self._phase] = time.perf_counter() - self._started
+
+
+def build_engine(
+    path: Path, options: EngineOptions, progress: Progress | None = None
+) -> BuiltEngine:
+    """Load the model at ``path`` and start an engine core on the CPU, in this process.
+
+    Raises:
+        ModelError, OutOfMemoryError: The model can't be loaded; one line with cause and cure.
+        UsageError: An option is out of range.
+    """
+    phases = Phases(progress)
+    phases.start("open")
+    checkpoint = open_checkpoint(path)
+    try:
+        return _build(path, checkpoint, options, phases)
+    finally:
+        checkpoint.close()
+
+
+def _build(
+    path: Path, checkpoint: Checkpoint, options: EngineOptions, phases: Phases
+) -> BuiltEngine:
+    config = checkpoint.config
+    device = _choose_device()
+    num_threads = _choose_threads(options.threads)
+    phases.start("tokenizer")
+    tokenizer = load_tokenizer(checkpoint)
+    phases.start("weights")
+    factory = CpuWeights(device, num_threads)
+    model = load_model(
+        checkpoint,
+        factory,
+        precision=options.linear_precision,
+        quantization=options.quantization,
+        progress=lambda done, total: phases.advance(done / total),
+    )
+    phases.start("kv cache and plan")
+    kv_dtype = (
+        native.default_kv_dtype(device)
+        if options.kv_cache_dtype == "auto"
+        else options.kv_cache_dtype
+    )
+    scheduler_config, sizing = _size(config, options, kv_dtype)
+    cpu_model = _record(model, config, device, scheduler_config, sizing, num_threads, kv_dtype)
+    client = _start_core(cpu_model, config, scheduler_config, sizing, options)
+    phases.finish()
+    boot = BootReport(
+        model=path.name,
+        architecture=config.architecture,
+        weight_bytes=factory.num_bytes,
+        kv_dtype=kv_dtype,
+        kv_sizing=sizing,
+        max_model_len=scheduler_config.max_model_len,
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+        async_scheduling=scheduler_config.async_scheduling,
+        num_threads=num_threads,
+        isa=device.isa,
+        isa_reason=device.reason,
+        seconds=phases.seconds,
+    )
+    return BuiltEngine(
+        client=client,
+        model=cpu_model,
+        config=config,
+        tokenizer=tokenizer,
+        eos_token_ids=_eos_token_ids(checkpoint, tokenizer),
+        generation_config=dict(checkpoint.generation_config),
+        max_model_len=scheduler_config.max_model_len,
+        boot=boot,
+    )
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
+    """The tokenizer that came with the weights."""
+    source = checkpoint.tokenizer
+    if source.gguf_metadata is not None:
+        return Tokenizer.from_gguf_metadata(source.gguf_metadata)
+    assert source.directory is not None
+    return Tokenizer.from_dir(source.directory)
+
+
+def _choose_device() -> native.Device:
+    try:
+        return native.make_device(os.environ.get("TWOSTEP_CPU_ISA", ""))
+    except ValueError as error:
+        raise UsageError(str(error)) from None
+
+
+def _choose_threads(asked: int | None) -> int:
+    usable = inspect_machine().usable_cpus
+    if asked is None:
+        return usable
+    if not 1 <= asked <= 4 * usable:
+        raise UsageError(f"--threads {asked}: must be 1 to {4 * usable}; {usable} cores are usable")
+    return asked
+
+
+def _size(
+    config: ModelConfig, options: EngineOptions, kv_dtype: str
+) -> tuple[SchedulerConfig, KVCacheSizing]:
+    """Budgets, context length and KV blocks: what is asked, within what is free."""
+    max_num_seqs = options.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+    budget = options.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
+    max_model_len = options.max_model_len or min(config.max_position, DEFAULT_LONGEST_CONTEXT)
+    if max_model_len > config.max_position:
+        raise UsageError(
+            f"--max-model-len {max_model_len}: the model was trained for {config.max_position} "
+            "tokens; ask for that or less"
+        )
+    if not options.enable_chunked_prefill:
+        budget = max(budget, max_model_len)
+    block_bytes = kv_block_bytes(
+        block_size=BLOCK_SIZE,
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        dtype_bytes=KV_DTYPE_BYTES[kv_dtype],
+    )
+    free = inspect_machine().available_memory
+    if free is None:
+        raise OutOfMemoryError("the system does not say how much memory is free; set --kv-cache-memory-bytes")
+    asked = options.kv_cache_memory_bytes
+    usable = free if asked is not None else int(free * KV_SHARE_OF_FREE_MEMORY)
+    if options.max_model_len is None:  # the default gives way to what fits
+        fitting = (usable if asked is None else asked) // block_bytes - 1
+        max_model_len = max(min(max_model_len, fitting * BLOCK_SIZE), BLOCK_SIZE)
+    steps = 2 if options.async_scheduling else 1
+    sizing = size_kv_cache(
+        block_bytes=block_bytes,
+        block_size=BLOCK_SIZE,
+        available_bytes=usable,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        requested_bytes=asked,
+        sliding_window=common_window(config),
+        max_in_flight_tokens=steps * budget,
+    )
+    scheduler_config = SchedulerConfig(
+        max_num_batched_tokens=budget,
+        max_num_seqs=max_num_seqs,
+        max_model_len=max_model_len,
+        policy=options.scheduling_policy,
+        async_scheduling=options.async_scheduling,
+        enable_chunked_prefill=options.enable_chunked_prefill,
+    )
+    return scheduler_config, sizing
+
+
+def common_window(config: ModelConfig) -> int | None:
+    """The sliding window, if every layer has the same."""
+    windows = {layer.sliding_window for layer in config.layers}
+    return windows.pop() if len(windows) == 1 else None
+
+
+def _record(
+    model: object,
+    config: ModelConfig,
+    device: native.Device,
+    scheduler_config: SchedulerConfig,
+    sizing: KVCacheSizing,
+    num_threads: int,
+    kv_dtype: str,
+) -> CpuModel:
+    limits = DeviceLimits(
+        max_num_seqs=scheduler_config.max_num_seqs,
+        max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+        max_model_len=scheduler_config.max_model_len,
+        num_blocks=sizing.num_blocks,
+        block_size=sizing.block_size,
+        max_logits_rows=max(8, min(64, LOGITS_BUFFER_FLOATS // config.vocab_size)),
+    )
+    return CpuModel(
+        model, config, device, limits, num_threads=num_threads, kv_cache_dtype=kv_dtype
+    )
+
+
+def _start_core(
+    cpu_model: CpuModel,
+    config: ModelConfig,
+    scheduler_config: SchedulerConfig,
+    sizing: KVCacheSizing,
+    options: EngineOptions,
+) -> InprocClient:
+    runner = ModelRunner(cpu_model, config.vocab_size)
+    executor = UniprocExecutor(
+        runner, max_concurrent_batches=2 if options.async_scheduling else 1
+    )
+    core = EngineCore(
+        scheduler_config=scheduler_config,
+        cache_config=CacheConfig(
+            num_blocks=sizing.num_blocks,
+            block_size=sizing.block_size,
+            enable_prefix_caching=options.enable_prefix_caching,
+            sliding_window=common_window(config),
+        ),
+        executor=executor,
+        clock=MonotonicClock(),
+    )
+    return InprocClient(core)
+
+
+def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[int]:
+    """End of text, then end of turn: the generation config's, then the tokenizer's."""
+    configured = checkpoint.generation_config.get("eos_token_id")
+    ids = configured if isinstance(configured, list) else [configured]
+    ids = [*ids, tokenizer.eos_token_id, *tokenizer.extra_eos_token_ids]
+    return list(dict.fromkeys(token for token in ids if isinstance(token, int)))

@@ -1,0 +1,381 @@
+"""Records a model's ``forward`` as a native plan over static buffers.
+
+Recording has two halves. While ``forward`` runs, each op appends a :class:`Record` and each reader
+notes in which *form* it wants its input: plain float32 rows, or activations quantised for the
+weights that will read them. Afterwards :meth:`CpuOps.finish` walks the records in order, gives every
+value its buffers (reused as soon as the last reader is past) and adds the native ops, which write
+each value directly in the forms its readers want. So a norm quantises its own row, the MLP's
+gating quantises its product, and a residual addition happens inside the matrix product before it.
+
+Legend: T tokens of the flat batch, S rows that get logits.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Callable
+from typing import Any
+
+from twostep import _native as native
+from twostep.config.model import Activation, RopeConfig
+from twostep.ops.cpu.weights import CpuWeight, GatedWeight
+from twostep.ops.protocol import AttentionSpec
+
+RowSet = native.RowSet
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Value:
+    """An activation [T or S, width]: the forms that are read, and its buffers once emitted."""
+
+    width: int
+    row_set: Any
+    producer: Record | None = None
+    gather_of: Value | None = None
+    """Set by ``gather_rows``: a norm reads through it and nothing is copied."""
+    wants_rows: bool = False
+    wants_acts: set[Any] = dataclasses.field(default_factory=set)
+    num_readers: int = 0
+    last_use: int = -1
+    """Index of the last record that touches it."""
+    rows: Any = None
+    acts: dict[Any, Any] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(eq=False, slots=True)
+class Record:
+    """One op of the plan; ``emit`` adds the native op once the buffers are known."""
+
+    kind: str
+    inputs: list[Value]
+    output: Value | None
+    emit: Callable[[Record], None]
+    writes_acts: bool
+    """Whether the native op writes activations itself; else they are derived from its rows."""
+    add_to: Value | None = None
+    """The residual that the op adds its result to, instead of writing a value of its own."""
+
+
+class Buffers:
+    """Static buffers, reused between values whose lives do not overlap."""
+
+    def __init__(self, max_tokens: int, max_logits: int) -> None:
+        self._max_rows = {RowSet.Tokens: max_tokens, RowSet.Logits: max_logits}
+        self._free: defaultdict[tuple[Any, ...], list[Any]] = defaultdict(list)
+
+    def rows(self, width: int, row_set: Any) -> Any:
+        """A float32 buffer [max rows of the set, width]."""
+        free = self._free["rows", width, row_set]
+        return free.pop() if free else native.Rows(width, self._max_rows[row_set])
+
+    def act(self, form: Any, width: int, row_set: Any) -> Any:
+        """An activation buffer."""
+        free = self._free[form, width, row_set]
+        return free.pop() if free else native.ActBuffer(form, width, self._max_rows[row_set])
+
+    def release(self, value: Value) -> None:
+        """The value is dead: its buffers may be used again."""
+        if value.rows is not None:
+            self._free["rows", value.width, value.row_set].append(value.rows)
+        for form, act in value.acts.items():
+            self._free[form, value.width, value.row_set].append(act)
+
+
+class CpuOps:
+    """The ``Ops`` protocol, recording. One instance records one plan."""
+
+    def __init__(
+        self,
+        device: Any,
+        buffers: Buffers,
+        *,
+        token_table: Any,
+        kv_cache: Any,
+        rope_tables: Callable[[RopeConfig], Any],
+        num_threads: int,
+    ) -> None:
+        self.plan = native.Plan()
+        self._device = device
+        self._buffers = buffers
+        self._token_table = token_table
+        self._kv_cache = kv_cache
+        self._rope_tables = rope_tables
+        self._num_threads = num_threads
+        self._records: list[Record] = []
+
+    # -- the ops -----------------------------------------------------------------------------
+
+    def embed(self, table: CpuWeight, batch: Any, *, scale: float = 1.0) -> Value:
+        """See ``Ops.embed``."""
+        out = Value(table.in_features, RowSet.Tokens, wants_rows=True)
+
+        def emit(_: Record) -> None:
+            native.add_embed(
+                self.plan, self._device, self._token_table, table.native, scale, out.rows
+            )
+
+        self._record("embed", [], out, emit)
+        return out
+
+    def rms_norm(self, x: Value, weight: Any, *, eps: float) -> Value:
+        """See ``Ops.rms_norm``."""
+        source = x.gather_of or x
+        source.wants_rows = True
+        out = Value(x.width, x.row_set)
+
+        def emit(record: Record) -> None:
+            if record.add_to is not None:
+                native.add_rms_norm_add(
+                    self.plan, self._device, source.rows, weight, eps, record.add_to.rows
+                )
+                return
+            native.add_rms_norm(
+                self.plan,
+                self._device,
+                source.rows,
+                weight,
+                eps,
+                out.row_set,
+                x.gather_of is not None,
+                out.rows,
+                list(out.acts.values()),
+            )
+
+        self._record("rms_norm", [source], out, emit, writes_acts=True)
+        return out
+
+    def add(self, residual: Value, x: Value) -> Value:
+        """See ``Ops.add``. Folded into the op that made ``x`` when nothing else reads ``x``."""
+        residual.wants_rows = True
+        made_by = x.producer
+        if made_by is not None and made_by.kind in ("linear", "rms_norm") and x.num_readers == 0:
+            made_by.add_to, made_by.output = residual, None
+            residual.last_use = len(self._records) - 1
+            return residual
+        x.wants_rows = True
+
+        def emit(_: Record) -> None:
+            native.add_add(self.plan, self._device, x.rows, residual.rows)
+
+        self._record("add", [x, residual], None, emit)
+        return residual
+
+    def linear(self, x: Value, weight: CpuWeight, *, bias: Any = None) -> Value:
+        """See ``Ops.linear``."""
+        x.wants_acts.add(weight.act_form)
+        out = Value(weight.out_features, x.row_set, wants_rows=True)
+
+        def emit(record: Record) -> None:
+            target = record.add_to or out
+            native.add_linear(
+                self.plan,
+                self._device,
+                x.acts[weight.act_form],
+                weight.native,
+                bias,
+                target.rows,
+                record.add_to is not None,
+                out.row_set,
+            )
+
+        self._record("linear", [x], out, emit)
+        return out
+
+    def gated_linear(
+        self, x: Value, gate: GatedWeight, up: GatedWeight, *, activation: Activation
+    ) -> Value:
+        """See ``Ops.gated_linear``. ``gate`` and ``up`` are one packed pair."""
+        if gate is not up:
+            raise ValueError("gate and up must come from one call of WeightFactory.gated")
+        x.wants_acts.add(gate.act_form)
+        out = Value(gate.out_features, x.row_set)
+
+        def emit(_: Record) -> None:
+            native.add_gated_linear(
+                self.plan,
+                self._device,
+                x.acts[gate.act_form],
+                gate.native,
+                activation,
+                list(out.acts.values()),
+                out.rows,
+                out.row_set,
+            )
+
+        self._record("gated_linear", [x], out, emit, writes_acts=True)
+        return out
+
+    def attention(
+        self,
+        qkv: Value,
+        batch: Any,
+        spec: AttentionSpec,
+        *,
+        q_norm: Any = None,
+        k_norm: Any = None,
+    ) -> Value:
+        """See ``Ops.attention``: two native ops, since keys must be cached before they are read."""
+        qkv.wants_rows = True
+        width = spec.num_heads * spec.head_dim
+        query = Value(width, RowSet.Tokens, wants_rows=True)
+        out = Value(width, RowSet.Tokens)
+
+        def emit_rope(_: Record) -> None:
+            native.add_rope_cache(
+                self.plan,
+                self._device,
+                self._kv_cache,
+                spec.layer,
+                qkv.rows,
+                query.rows,
+                self._rope_tables(spec.rope),
+                num_heads=spec.num_heads,
+                interleaved=spec.rope.interleaved,
+                scale=spec.scale,
+                softcap=spec.softcap,
+                q_norm=q_norm,
+                k_norm=k_norm,
+                norm_eps=spec.qk_norm_eps,
+            )
+
+        def emit_attention(_: Record) -> None:
+            native.add_attention(
+                self.plan,
+                self._device,
+                self._kv_cache,
+                spec.layer,
+                query.rows,
+                num_heads=spec.num_heads,
+                sliding_window=spec.sliding_window or 0,
+                softcap=spec.softcap,
+                rows=out.rows,
+                acts=list(out.acts.values()),
+                num_threads=self._num_threads,
+            )
+
+        self._record("rope_cache", [qkv], query, emit_rope)
+        self._record("attention", [query], out, emit_attention, writes_acts=True)
+        return out
+
+    def moe(
+        self,
+        x: Value,
+        router: CpuWeight,
+        gate: list[GatedWeight],
+        up: list[GatedWeight],
+        down: list[CpuWeight],
+        *,
+        top_k: int,
+        norm_topk_prob: bool,
+        activation: Activation,
+    ) -> Value:
+        """See ``Ops.moe``."""
+        scores = self.linear(x, router)
+        form = gate[0].act_form
+        x.wants_acts.add(form)
+        out = Value(down[0].out_features, x.row_set, wants_rows=True)
+
+        def emit(_: Record) -> None:
+            native.add_moe(
+                self.plan,
+                self._device,
+                scores.rows,
+                x.acts[form],
+                [weight.native for weight in gate],
+                [weight.native for weight in down],
+                top_k=top_k,
+                norm_topk_prob=norm_topk_prob,
+                activation=activation,
+                out=out.rows,
+                num_threads=self._num_threads,
+            )
+
+        self._record("moe", [scores, x], out, emit)
+        return out
+
+    def gather_rows(self, x: Value, batch: Any) -> Value:
+        """See ``Ops.gather_rows``. Read through by a norm, so nothing is copied."""
+        x.wants_rows = True
+        return Value(x.width, RowSet.Logits, gather_of=x)
+
+    def logits(self, x: Value, weight: CpuWeight, *, softcap: float = 0.0) -> Value:
+        """See ``Ops.logits``."""
+        x.wants_acts.add(weight.act_form)
+        out = Value(weight.out_features, RowSet.Logits, wants_rows=True)
+
+        def emit(_: Record) -> None:
+            native.add_logits(
+                self.plan,
+                self._device,
+                x.acts[weight.act_form],
+                weight.native,
+                softcap,
+                out.rows,
+            )
+
+        self._record("logits", [x], out, emit)
+        return out
+
+    # -- from records to the plan ------------------------------------------------------------
+
+    def apply_staged(self) -> None:
+        """Staged writes happen here, in stream order; the first op of a forward plan."""
+        self._record("apply_staged", [], None, lambda _: native.add_apply_staged(self.plan))
+
+    def sample(self, logits: Value, sample_state: Any) -> None:
+        """Sampling, the last op of the sample plan."""
+
+        def emit(_: Record) -> None:
+            native.add_sample(
+                self.plan, self._device, logits.rows, sample_state, self._token_table
+            )
+
+        self._record("sample", [logits], None, emit)
+
+    def keep(self, value: Value) -> None:
+        """``value`` outlives the plan (another plan, or a test, reads its rows)."""
+        value.wants_rows = True
+        value.last_use = 1 << 30
+
+    def finish(self) -> Any:
+        """Allocate buffers and emit the native ops in order; returns the native plan."""
+        alive: list[Value] = []
+        for index, record in enumerate(self._records):
+            out = record.output
+            if out is not None:
+                self._allocate(out, record.writes_acts)
+                alive.append(out)
+            record.emit(record)
+            if out is not None and out.wants_acts and not record.writes_acts:
+                acts = list(out.acts.values())
+                native.add_put_rows(self.plan, self._device, out.rows, out.row_set, acts)
+            dead = [value for value in alive if value.last_use <= index]
+            for value in dead:
+                alive.remove(value)
+                self._buffers.release(value)
+        return self.plan
+
+    def _allocate(self, value: Value, producer_writes_acts: bool) -> None:
+        if value.wants_rows or not (value.wants_acts and producer_writes_acts):
+            value.rows = self._buffers.rows(value.width, value.row_set)
+        for form in sorted(value.wants_acts, key=str):
+            value.acts[form] = self._buffers.act(form, value.width, value.row_set)
+
+    def _record(
+        self,
+        kind: str,
+        inputs: list[Value],
+        output: Value | None,
+        emit: Callable[[Record], None],
+        *,
+        writes_acts: bool = False,
+    ) -> None:
+        record = Record(kind, inputs, output, emit, writes_acts)
+        for value in inputs:
+            value.num_readers += 1
+            value.last_use = max(value.last_use, len(self._records))
+        if output is not None:
+            output.producer = record
+            output.last_use = len(self._records)
+        self._records.append(record)

@@ -1,0 +1,172 @@
+"""Turns a plan into launches: states, flat batch, forward pass, sampling (stops 5, 6, 7 and 9)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from twostep.contracts.outputs import ModelRunnerOutput
+from twostep.contracts.plan import GrammarOutput, NewRequestData, SchedulerOutput
+from twostep.ops.cpu.device_model import SAMPLE, SCORE, CpuModel, LogitsRows, SampledRows
+from twostep.runner.async_output import AsyncOutput, CompletedOutput
+from twostep.runner.input_batch import InputBatch, build_input_batch
+from twostep.runner.request_states import RequestStates
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class ExecuteModelState:
+    """A forward pass that was launched and waits for ``sample_tokens``."""
+
+    batch: InputBatch
+    plan_order: list[str]
+    logits: LogitsRows
+    steps: list[Any]
+    """Device steps, one for each slice of logits rows; the first also ran the forward pass."""
+
+
+class ModelRunner:
+    """Owns the rows of running requests. Nothing here waits for the device."""
+
+    def __init__(self, model: CpuModel, vocab_size: int) -> None:
+        self._model = model
+        limits = model.limits
+        max_blocks = -(-limits.max_model_len // limits.block_size) + 1
+        self.states = RequestStates(limits.max_num_seqs, max_blocks, vocab_size)
+        self._execute_model_state: ExecuteModelState | None = None
+
+    def execute_model(self, plan: SchedulerOutput) -> CompletedOutput | None:
+        """Apply the plan to the rows and launch the forward pass.
+
+        Returns None (``sample_tokens`` must follow), or an empty result for a plan of 0 tokens.
+        """
+        if self._execute_model_state is not None:
+            raise RuntimeError("execute_model called twice without sample_tokens")
+        self._update_states(plan)
+        if plan.total_num_scheduled_tokens == 0:
+            return CompletedOutput(ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
+        batch = self._prepare_inputs(plan)
+        logits = self._select_logits_rows(batch)
+        steps = self._make_steps(batch, logits)
+        for new in plan.scheduled_new_reqs:
+            self._stage(steps[0], new)
+        self._model.stream.launch(self._model.forward_plan, steps[0])
+        self._execute_model_state = ExecuteModelState(
+            batch, list(plan.num_scheduled_tokens), logits, steps
+        )
+        return None
+
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> AsyncOutput:
+        """Launch logits and sampling for the forward pass just launched."""
+        state = self._execute_model_state
+        if state is None:
+            raise RuntimeError("sample_tokens called without execute_model")
+        self._execute_model_state = None
+        ticket = 0
+        for step in state.steps:
+            ticket = self._model.stream.launch(self._model.sample_plan, step)
+        sampled = SampledRows(
+            self._model.stream, ticket, [step.sample for step in state.steps]
+        )
+        req_ids = state.batch.req_ids
+        owners = [
+            (req_ids[request], kind)
+            for request, kind in zip(
+                state.logits.requests.tolist(), state.logits.kinds.tolist(), strict=True
+            )
+        ]
+        with_logprobs = (state.logits.num_logprobs >= 0).tolist()
+        return AsyncOutput(state.plan_order, sampled, owners, with_logprobs)
+
+    def reset_after_failure(self) -> None:
+        """Forget a launched forward pass that will not be sampled."""
+        self._execute_model_state = None
+
+    def shutdown(self) -> None:
+        """Wait for what runs and forget every request."""
+        self._execute_model_state = None
+        self._model.drain()
+
+    def _update_states(self, plan: SchedulerOutput) -> None:
+        for request_id in plan.finished_req_ids:
+            self.states.drop(request_id)
+        for request_id in plan.preempted_req_ids:
+            self.states.drop(request_id)
+        for new in plan.scheduled_new_reqs:
+            self.states.drop(new.request_id)
+            self.states.add(new)
+        cached = plan.scheduled_cached_reqs
+        for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if block_ids:
+                self.states.append_blocks(self.states[request_id], block_ids)
+
+    def _prepare_inputs(self, plan: SchedulerOutput) -> InputBatch:
+        computed = {new.request_id: new.num_computed_tokens for new in plan.scheduled_new_reqs}
+        cached = plan.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        req_ids = list(plan.num_scheduled_tokens)
+        states = [self.states[request_id] for request_id in req_ids]
+        return build_input_batch(
+            req_ids,
+            [state.row for state in states],
+            list(plan.num_scheduled_tokens.values()),
+            [computed[request_id] for request_id in req_ids],
+            [state.prefill_len for state in states],
+        )
+
+    def _select_logits_rows(self, batch: InputBatch) -> LogitsRows:
+        """The last token of every request that samples, and prompt tokens to be scored."""
+        indices: list[int] = []
+        requests: list[int] = []
+        kinds: list[int] = []
+        num_logprobs: list[int] = []
+        starts = batch.query_start_loc.tolist()
+        samples = batch.num_sampled.tolist()
+        for request, request_id in enumerate(batch.req_ids):
+            state = self.states[request_id]
+            if state.num_prompt_logprobs >= 0:
+                computed = int(batch.num_computed_tokens[request])
+                count = min(starts[request + 1] - starts[request], state.prompt_len - 1 - computed)
+                for offset in range(max(count, 0)):
+                    indices.append(starts[request] + offset)
+                    requests.append(request)
+                    kinds.append(SCORE)
+                    num_logprobs.append(state.num_prompt_logprobs)
+            if samples[request]:
+                indices.append(starts[request + 1] - 1)
+                requests.append(request)
+                kinds.append(SAMPLE)
+                num_logprobs.append(state.num_logprobs)
+        return LogitsRows(
+            indices=np.array(indices, dtype=np.int32),
+            requests=np.array(requests, dtype=np.int32),
+            kinds=np.array(kinds, dtype=np.int32),
+            num_logprobs=np.array(num_logprobs, dtype=np.int32),
+        )
+
+    def _make_steps(self, batch: InputBatch, logits: LogitsRows) -> list[Any]:
+        height = self._model.limits.max_logits_rows
+        num_tokens = batch.num_tokens
+        return [
+            self._model.make_step(
+                num_tokens,
+                batch.query_start_loc,
+                batch.seq_lens,
+                batch.rows,
+                self.states.block_table,
+                logits,
+                slice(start, start + height),
+            )
+            for start in range(0, max(len(logits.indices), 1), height)
+        ]
+
+    def _stage(self, step: Any, new: NewRequestData) -> None:
+        self._model.stage_row(
+            step,
+            self.states[new.request_id].row,
+            np.array(new.prefill_token_ids, dtype=np.int32),
+            new.prompt_len,
+            new.sampling_params,
+            new.stop_token_ids,
+        )

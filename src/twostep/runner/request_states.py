@@ -1,0 +1,76 @@
+"""One permanent row for each running request."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+from numpy.typing import NDArray
+
+from twostep.contracts.plan import NewRequestData
+
+
+@dataclasses.dataclass(slots=True)
+class RequestState:
+    """What the runner knows of a request. Owned by :class:`RequestStates`."""
+
+    row: int
+    prompt_len: int
+    prefill_len: int
+    """Known tokens at (re-)admission; reaching it, the request samples."""
+    num_blocks: int
+    num_logprobs: int
+    """Top log-probabilities of sampled tokens; -1 = none."""
+    num_prompt_logprobs: int
+    """The same for prompt tokens."""
+
+
+class RequestStates:
+    """Rows and block tables. A row is free again as soon as its request is dropped.
+
+    The host's block table may change while a step is in flight: every launch copies what it needs.
+    """
+
+    def __init__(self, max_num_seqs: int, max_blocks: int, vocab_size: int) -> None:
+        self.block_table: NDArray[np.int32] = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self._vocab_size = vocab_size
+        self._states: dict[str, RequestState] = {}
+        self._free_rows = list(range(max_num_seqs - 1, -1, -1))
+
+    def __len__(self) -> int:
+        return len(self._states)
+
+    def __getitem__(self, request_id: str) -> RequestState:
+        return self._states[request_id]
+
+    def add(self, new: NewRequestData) -> RequestState:
+        """Give a new or resumed request a row."""
+        params = new.sampling_params
+        state = RequestState(
+            row=self._free_rows.pop(),
+            prompt_len=new.prompt_len,
+            prefill_len=len(new.prefill_token_ids),
+            num_blocks=0,
+            num_logprobs=self._count(params.logprobs),
+            num_prompt_logprobs=self._count(params.prompt_logprobs),
+        )
+        self._states[new.request_id] = state
+        self.append_blocks(state, new.block_ids)
+        return state
+
+    def append_blocks(self, state: RequestState, block_ids: list[int]) -> None:
+        """Extend the request's block table."""
+        end = state.num_blocks + len(block_ids)
+        self.block_table[state.row, state.num_blocks : end] = block_ids
+        state.num_blocks = end
+
+    def drop(self, request_id: str) -> None:
+        """Free the row of a finished or preempted request; unknown ids are fine."""
+        state = self._states.pop(request_id, None)
+        if state is not None:
+            self._free_rows.append(state.row)
+
+    def _count(self, asked: int | None) -> int:
+        if asked is None:
+            return -1
+        return self._vocab_size if asked == -1 else asked
