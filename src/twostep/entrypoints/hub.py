@@ -56,26 +56,37 @@ def fetch(wanted: Repository, reporter: Reporter, *, refresh: bool = False) -> P
     """The model's GGUF file or directory, from the cache or else from the Hub.
 
     Raises:
-        ModelNotFoundError: no such repository or file, or not cached and no network.
+        ModelNotFoundError: no such repository or file, or not cached and the network is off.
         UnsupportedModelError: nothing in it that twostep can run.
-        ModelError: the download failed.
+        ModelError: the Hub does not answer, or the download failed.
     """
     cached = find_cached(wanted)
-    if cached is not None and not (refresh and not environment.is_offline()):
+    if cached is not None and not refresh:
         return cached
-    require_network(str(wanted))
+    cached = cached or find_cached(wanted, guess=True)
+    if environment.is_offline():
+        if cached is not None:
+            return cached
+        raise ModelNotFoundError(
+            f"{wanted} is not on disk and the network is switched off (TWOSTEP_OFFLINE or "
+            f"HF_HUB_OFFLINE): run `twostep pull {wanted}` once with the network on"
+        )
+    try:
+        require_answer()
+    except ModelError as error:
+        if cached is None:
+            raise
+        reporter.note(f"{error}; going on with {cached}")
+        return cached
     files = list_files(wanted.repo)
     chosen = choose_files(wanted, list(files))
-    download(wanted.repo, {name: files[name] for name in chosen}, reporter)
-    path = find_cached(wanted)
-    if path is None:
-        raise ModelError(f"the Hub did not send all files of {wanted}; try again")
-    return path
+    snapshot = download(wanted.repo, {name: files[name] for name in chosen}, reporter)
+    return snapshot / chosen[0] if chosen[0].lower().endswith(".gguf") else snapshot
 
 
 def fetch_file(file: HubFile, num_bytes: int, work: Path, reporter: Reporter) -> Path:
     """Download one file into the folder ``work``, outside the shared cache; returns its path."""
-    require_network(file.repo)
+    require_answer()
     label = f"{file.filename} from the Hub"
     with (
         reporter.transfer(label, num_bytes) as advance,
@@ -108,22 +119,25 @@ def cache_folder() -> Path:
     return (Path(base) if base else Path.home() / ".cache") / "huggingface" / "hub"
 
 
-def find_cached(wanted: Repository) -> Path | None:
-    """The model in the cache if all its files are there. Opens no network."""
+def find_cached(wanted: Repository, *, guess: bool = False) -> Path | None:
+    """The model in the cache if all its files are there. Opens no network.
+
+    Which of a repository's GGUF files is meant by ``org/name`` alone can depend on files that are
+    not in the cache; ``guess`` takes what is there.
+    """
     folder = cache_folder() / f"models--{wanted.repo.replace('/', '--')}"
     try:
         commit = (folder / "refs" / "main").read_text().strip()
     except OSError:
         return None
     snapshot = folder / "snapshots" / commit
-    names = [path.name for path in snapshot.glob("*") if path.exists()]
+    names = [path.relative_to(snapshot).as_posix() for path in snapshot.rglob("*") if path.exists()]
     with contextlib.suppress(ModelError):
-        chosen = choose_files(wanted, names)
-        if chosen[0].lower().endswith(".gguf"):
-            return snapshot / chosen[0]
-        if missing_shards(snapshot):
-            return None
-        return snapshot
+        chosen = choose_files(wanted, names)[0]
+        if not chosen.lower().endswith(".gguf"):
+            return None if missing_shards(snapshot) else snapshot
+        if guess or wanted.quant or has_quant(chosen, DEFAULT_QUANT):
+            return snapshot / chosen
     return None
 
 
@@ -185,18 +199,12 @@ def has_quant(name: str, quant: str) -> bool:
 # -- the network ----------------------------------------------------------------------------------
 
 
-def require_network(name: str) -> None:
+def require_answer() -> None:
     """Raise, within a few seconds, unless the Hub answers."""
-    if environment.is_offline():
-        raise ModelNotFoundError(
-            f"{name} is not on disk and the network is switched off "
-            "(TWOSTEP_OFFLINE or HF_HUB_OFFLINE): "
-            f"run `twostep pull {name}` once with the network on"
-        )
-    if not is_reachable(environment.hub_endpoint()):
-        raise ModelNotFoundError(
-            f"{name} is not on disk and the Hub ({environment.hub_endpoint()}) does not answer: "
-            "check the network, the proxy settings or HF_ENDPOINT"
+    endpoint = environment.hub_endpoint()
+    if not is_reachable(endpoint):
+        raise ModelError(
+            f"the Hub ({endpoint}) does not answer: check the network, proxy or HF_ENDPOINT"
         )
 
 
@@ -239,8 +247,8 @@ def list_files(repo: str) -> dict[str, int]:
     return {file.rfilename: file.size or 0 for file in info.siblings or []}
 
 
-def download(repo: str, files: Mapping[str, int], reporter: Reporter) -> None:
-    """Fetch those files (names and sizes) into the shared cache."""
+def download(repo: str, files: Mapping[str, int], reporter: Reporter) -> Path:
+    """Fetch those files (names and sizes) into the shared cache; returns the snapshot's folder."""
     cache = cache_folder()
     cache.mkdir(parents=True, exist_ok=True)
     blobs = cache / f"models--{repo.replace('/', '--')}" / "blobs"
@@ -259,12 +267,14 @@ def download(repo: str, files: Mapping[str, int], reporter: Reporter) -> None:
     ):
         from huggingface_hub import snapshot_download
 
-        snapshot_download(
-            repo,
-            allow_patterns=list(files),
-            cache_dir=cache,
-            endpoint=environment.hub_endpoint(),
-            etag_timeout=REQUEST_SECONDS,
+        return Path(
+            snapshot_download(
+                repo,
+                allow_patterns=list(files),
+                cache_dir=cache,
+                endpoint=environment.hub_endpoint(),
+                etag_timeout=REQUEST_SECONDS,
+            )
         )
 
 

@@ -68,4 +68,4 @@ def _fetch(
                 return store.keep(path, model)
             except ModelError as error:
                 failures.append(str(error))
-    raise ModelError(f"cannot fetch {model.name}: {'; and '.join(failures)}")
+    raise ModelError(f"cannot fetch {model.name}: {'; '.join(failures)}")
