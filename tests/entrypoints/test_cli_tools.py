@@ -24,8 +24,15 @@ class FakeNative:
     def __init__(self) -> None:
         self.measured: list[tuple[int, int]] = []
 
-    def cpu_info(self) -> dict[str, Any]:
-        return {"isa": "avx2", "reason": "no AVX-512", "features": ["avx2", "fma"]}
+    def cpu_info(self, isa: str = "") -> dict[str, Any]:
+        if isa == "avx512":
+            raise ValueError("TWOSTEP_CPU_ISA=avx512 cannot run here; use one of avx2, scalar")
+        return {
+            "isa": isa or "avx2",
+            "reason": "forced" if isa else "the best",
+            "isas": ["avx2", "scalar"],
+            "features": ["avx2", "fma"],
+        }
 
     def measure_bandwidth(self, num_threads: int, megabytes: int) -> float:
         self.measured.append((num_threads, megabytes))
@@ -60,8 +67,17 @@ def test_doctor_json(capsys: Capture) -> None:
 def test_doctor_for_people(capsys: Capture) -> None:
     doctor.run([], FakeNative())
     out = capsys.readouterr().out
-    assert "avx2: no AVX-512" in out
+    assert "avx2 (the best; can run avx2, scalar)" in out
     assert "21.5 GB/s (measured)" in out
+
+
+def test_doctor_with_forced_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TWOSTEP_CPU_ISA", "scalar")
+    assert doctor.examine(machine(), FakeNative())["kernels"]["isa"] == "scalar"
+    monkeypatch.setenv("TWOSTEP_CPU_ISA", "avx512")
+    found = doctor.examine(machine(), FakeNative())
+    assert found["kernels"]["isa"] == "avx2"
+    assert any("cannot run here" in problem for problem in found["problems"])
 
 
 def test_doctor_without_the_native_library(capsys: Capture) -> None:

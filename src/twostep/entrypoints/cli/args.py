@@ -102,20 +102,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     """Flags of the engine, spelled as vLLM spells them."""
     group = parser.add_argument_group("engine")
     add = group.add_argument
-    add("--tokenizer", metavar="PATH", help="tokenizer other than the model's own")
     add("--chat-template", metavar="FILE", help="chat template other than the model's own")
-    add("-q", "--quantization", metavar="TYPE", help="quantise weights at load: q8_0, q4_0, …")
+    add("-q", "--quantization", metavar="TYPE", help="quantise weights at load: q8_0, q4_0, q4_1")
     add(
         "--linear-precision",
         choices=["auto", "int8", "bf16"],
         default="auto",
         help="activations of quantised layers: int8 (fast, default) or bf16 (exact)",
-    )
-    add(
-        "--dtype",
-        default="auto",
-        choices=["auto", "bfloat16", "float16", "float32"],
-        help="weights that are not quantised (default: as in the file)",
     )
     add(
         "--kv-cache-dtype",
@@ -140,16 +133,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         ("async-scheduling", "plan a step while the one before it runs"),
     ):
         add(f"--{name}", action=argparse.BooleanOptionalAction, default=True, help=meaning)
-    add("--enforce-eager", action="store_true", help="run op by op, for debugging")
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of ``LLM`` from the flags of :func:`add_engine_flags`."""
     names = (
-        "tokenizer",
         "quantization",
         "linear_precision",
-        "dtype",
         "kv_cache_dtype",
         "kv_cache_memory_bytes",
         "max_model_len",
@@ -160,7 +150,6 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "enable_prefix_caching",
         "enable_chunked_prefill",
         "async_scheduling",
-        "enforce_eager",
     )
     options = {name: getattr(args, name) for name in names}
     if args.chat_template is not None:

@@ -30,8 +30,12 @@ kernels with the reason. Exit code 1 if something stands in the way.
 class Native(Protocol):
     """What doctor asks of the native library."""
 
-    def cpu_info(self) -> dict[str, Any]:
-        """The chosen instruction set (``isa``), the ``reason`` and the CPU's ``features``."""
+    def cpu_info(self, isa: str = "") -> dict[str, Any]:
+        """The chosen instruction set (``isa``), the ``reason``, and what the CPU has.
+
+        ``isas`` lists the kernels that can run here, ``features`` the CPU's features. ``isa``
+        forces a choice; raises ValueError if that cannot run here.
+        """
         ...
 
     def measure_bandwidth(self, num_threads: int, megabytes: int) -> float:
@@ -77,7 +81,7 @@ def examine(machine: Machine, native: Native | str, threads: int | None = None) 
             f"the native library cannot be loaded ({native}): run `pip install .` again"
         )
     else:
-        kernels = native.cpu_info()
+        kernels = choose_kernels(native, problems)
         bandwidth = round(native.measure_bandwidth(threads, BANDWIDTH_MEGABYTES), 2)
     return {
         "twostep": twostep.__version__,
@@ -98,6 +102,15 @@ def examine(machine: Machine, native: Native | str, threads: int | None = None) 
         "store_free": free_space(store.folder()),
         "problems": problems,
     }
+
+
+def choose_kernels(native: Native, problems: list[str]) -> dict[str, Any]:
+    """What the engine would choose; a forced choice that cannot run adds a problem."""
+    try:
+        return native.cpu_info(os.environ.get("TWOSTEP_CPU_ISA", ""))
+    except ValueError as error:
+        problems.append(str(error))
+        return native.cpu_info()
 
 
 def threads_reason(machine: Machine, threads: int) -> str:
@@ -145,10 +158,9 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
     bandwidth = found["memory_bandwidth_gb_s"]
     quota = found["cgroup_cpus"]
     limit = found["cgroup_memory"]
-    forced = os.environ.get("TWOSTEP_CPU_ISA")
     chosen = "none"
     if kernels is not None:
-        chosen = f"{kernels['isa']}: {kernels['reason']}" + (" (forced)" if forced else "")
+        chosen = f"{kernels['isa']} ({kernels['reason']}; can run {', '.join(kernels['isas'])})"
     return [
         ["twostep", f"{found['twostep']} on Python {found['python']}, {found['platform']}"],
         ["cpu", found["cpu"]],

@@ -15,6 +15,7 @@ from twostep.entrypoints.cli.console import dim, table
 from twostep.entrypoints.resolve import ResolvedModel
 
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import Self
 
 Message = dict[str, Any]
@@ -45,7 +46,13 @@ class Engine(Protocol):
 
     def __enter__(self) -> Self: ...
 
-    def __exit__(self, *exc: object) -> None: ...
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+        /,
+    ) -> None: ...
 
 
 MakeEngine = Callable[..., Engine]
