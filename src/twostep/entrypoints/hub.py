@@ -13,10 +13,7 @@ import json
 import os
 import re
 import shutil
-import ssl
 import threading
-import urllib.error
-import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -223,6 +220,11 @@ def is_reachable(endpoint: str, seconds: float = PROBE_SECONDS) -> bool:
 
 
 def _probe(endpoint: str, seconds: float, answered: list[bool]) -> None:
+    # A start with a model on disk must not pay for loading these.
+    import ssl
+    import urllib.error
+    import urllib.request
+
     request = urllib.request.Request(endpoint, method="HEAD")
     try:
         urllib.request.urlopen(request, timeout=seconds).close()

