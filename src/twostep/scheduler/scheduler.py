@@ -204,7 +204,8 @@ class Scheduler:
     def _schedule_suspect(self, step: PlanBuilder) -> None:
         """Run one request of a failed step alone, until it samples a token or fails.
 
-        Nothing is planned while a result of it is awaited, so that a failure is surely its own.
+        It gets all blocks, and nothing is planned while a result of it is awaited, so that a
+        failure is surely its own.
         """
         request = self.requests[next(iter(self.suspects))]
         if self._is_in_flight(request):
@@ -213,8 +214,10 @@ class Scheduler:
         if request.status is RequestStatus.RUNNING:
             self._schedule_running_request(request, step, cap)
             return
-        while not self._try_start(request, step, cap):
-            self._preempt(self.running[-1])
+        for other in reversed(self.running.copy()):
+            self._preempt(other)
+        has_started = self._try_start(request, step, cap)
+        assert has_started, "the whole pool is free, and admission checked that it is enough"
         self.waiting.remove_request(request)
 
     def _tokens_per_request_cap(self) -> int:

@@ -1,0 +1,6 @@
+"""Makes ghost.py and driver.py importable."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
