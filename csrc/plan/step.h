@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "core/types.h"
@@ -27,6 +28,7 @@ struct Tiles {
 enum class RowSet : uint8_t { Tokens, Logits };
 
 struct SampleStep;  // what sampling reads and writes, see ops/sample.h
+struct AttentionWork;  // how attention cuts a step into tasks, see ops/attention_work.h
 
 struct Step {
   int num_tokens = 0;  // T
@@ -48,6 +50,9 @@ struct Step {
   std::vector<int32_t> positions;    // [T]
   std::vector<int32_t> req_of_token; // [T]
   Tiles tiles[2][kNumActForms];      // [RowSet][ActForm]
+  // Derived by attention when it is launched, once for all layers of a kind.
+  mutable std::mutex attention_mutex;
+  mutable std::vector<std::shared_ptr<const AttentionWork>> attention_work;
 
   int num_rows(RowSet set) const { return set == RowSet::Tokens ? num_tokens : num_logits; }
   const Tiles& tiles_of(RowSet set, ActForm form) const {

@@ -1,0 +1,97 @@
+#include "ops/attention.h"
+
+#include <stdexcept>
+
+#include "bindings/bindings.h"
+
+namespace twostep {
+
+namespace {
+
+struct KVTypeName {
+  const char* name;
+  KVType type;
+};
+constexpr KVTypeName kKVTypes[] = {{"bf16", KVType::BF16}, {"fp16", KVType::F16}, {"fp32", KVType::F32}};
+
+KVType kv_type(const std::string& name) {
+  for (const auto& t : kKVTypes) {
+    if (name == t.name) return t.type;
+  }
+  throw std::invalid_argument("KV cache: dtype is '" + name + "', must be bf16, fp16 or fp32");
+}
+
+const char* kv_type_name(KVType type) {
+  for (const auto& t : kKVTypes) {
+    if (type == t.type) return t.name;
+  }
+  return "?";
+}
+
+std::shared_ptr<RopeTable> make_rope_table(FloatMatrix cos, FloatMatrix sin) {
+  if (cos.shape(0) != sin.shape(0) || cos.shape(1) != sin.shape(1)) {
+    throw std::invalid_argument("rope table: cos and sin differ in shape");
+  }
+  return std::make_shared<RopeTable>(cos.data(), sin.data(), static_cast<int>(cos.shape(0)),
+                                     static_cast<int>(cos.shape(1)));
+}
+
+void bind_cache(nb::module_& m) {
+  nb::class_<KVCache>(m, "KVCache", "Pools of KV blocks, [layer][KV head][block]; zeroed, lazy.")
+      .def(nb::new_([](const Device& d, int num_layers, int num_kv_heads, int head_dim, int num_blocks,
+                       int block_size, const std::string& dtype) {
+        return std::make_shared<KVCache>(*d.table, num_layers, num_kv_heads, head_dim, num_blocks,
+                                         block_size, kv_type(dtype));
+      }), nb::arg("device"), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
+          nb::arg("num_blocks"), nb::arg("block_size") = kBlockSize, nb::arg("dtype") = "bf16")
+      .def_prop_ro("nbytes", &KVCache::nbytes)
+      .def_prop_ro("dtype", [](const KVCache& c) { return kv_type_name(c.type); })
+      .def_ro("num_layers", &KVCache::num_layers)
+      .def_ro("num_kv_heads", &KVCache::num_kv_heads)
+      .def_ro("head_dim", &KVCache::head_dim)
+      .def_ro("num_blocks", &KVCache::num_blocks);
+  m.def("default_kv_dtype", [](const Device& d) { return kv_type_name(d.table->attention->default_kv_type); },
+        nb::arg("device"), "The KV dtype that this instruction set reads fastest.");
+
+  nb::class_<RopeTable>(m, "RopeTable", "cos and sin, float32 [max_position, rotary_dim / 2]; copied.")
+      .def(nb::new_(&make_rope_table), nb::arg("cos"), nb::arg("sin"))
+      .def_ro("max_position", &RopeTable::max_position)
+      .def_prop_ro("rotary_dim", [](const RopeTable& t) { return 2 * t.half; });
+}
+
+}  // namespace
+
+void bind_attention(nb::module_& m) {
+  bind_cache(m);
+  m.def("add_rope_cache",
+        [](Plan& plan, const Device& d, std::shared_ptr<KVCache> cache, int layer,
+           std::shared_ptr<Rows> qkv, std::shared_ptr<Rows> q_out, int num_heads,
+           std::shared_ptr<RopeTable> rope, bool interleaved, std::shared_ptr<Vector> q_norm,
+           std::shared_ptr<Vector> k_norm, float norm_eps) {
+          RopeSpec spec{num_heads, std::move(rope), interleaved, q_norm, k_norm, norm_eps};
+          plan.add(make_rope_cache(*d.table, std::move(cache), layer, std::move(qkv),
+                                   std::move(q_out), std::move(spec)));
+        },
+        nb::arg("plan"), nb::arg("device"), nb::arg("cache"), nb::arg("layer"), nb::arg("qkv"),
+        nb::arg("q_out"), nb::kw_only(), nb::arg("num_heads"), nb::arg("rope"),
+        nb::arg("interleaved") = false, nb::arg("q_norm").none() = nb::none(),
+        nb::arg("k_norm").none() = nb::none(), nb::arg("norm_eps") = 0.0f,
+        "qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] -> q_out [T, num_heads * head_dim]: norm\n"
+        "each head of q and k where a weight is given, rotate, write k and v into the cache.");
+  m.def("add_attention",
+        [](Plan& plan, const Device& d, std::shared_ptr<KVCache> cache, int layer,
+           std::shared_ptr<Rows> q, int num_heads, float scale, int num_threads, int sliding_window,
+           float softcap, std::shared_ptr<Rows> rows, std::vector<std::shared_ptr<ActBuffer>> acts) {
+          add_attention(plan, *d.table, std::move(cache), layer, std::move(q),
+                        {num_heads, scale, sliding_window, softcap, num_threads}, std::move(rows),
+                        std::move(acts));
+        },
+        nb::arg("plan"), nb::arg("device"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"),
+        nb::kw_only(), nb::arg("num_heads"), nb::arg("scale"), nb::arg("num_threads"),
+        nb::arg("sliding_window") = 0, nb::arg("softcap") = 0.0f, nb::arg("rows").none() = nb::none(),
+        nb::arg("acts") = nb::list(),
+        "Causal attention of q (as add_rope_cache leaves it) over the cache, into float32 rows and/or\n"
+        "activations [T, num_heads * head_dim]. num_threads is the stream's.");
+}
+
+}  // namespace twostep

@@ -1,0 +1,91 @@
+// Kernels of paged attention: rotate q and k, write a token's KV, attend one segment, merge.
+//
+// The KV of one (layer, KV head) is a pool of blocks of 16 tokens, K and V apart. How a block lies
+// in memory is the instruction set's choice (isa/attention_plain.inc, isa/avx512/attention_pairs.inc);
+// every block has head_dim * 16 elements.
+//
+// The context of a query row is cut at multiples of kSegment positions. One segment gives the row a
+// partial result (its scores' maximum, sum of exponentials and weighted sum of V); partials are
+// merged in order of position. This is the whole arithmetic, whether one thread walks all segments
+// or several take some each, so a row's result depends on its own position and context only.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+
+#include "core/act.h"
+#include "core/types.h"
+
+namespace twostep {
+
+inline constexpr int kBlockSize = 16;  // tokens of a KV block
+inline constexpr int kSegment = 256;   // positions
+// Floats between two rows of scores: rows are not a multiple of 4096 bytes apart in the L1.
+inline constexpr int kScoreStride = kSegment + 16;
+
+struct RopeArgs {
+  const float* cos;  // [rotary_dim / 2], of this position
+  const float* sin;
+  int rotary_dim;    // even, at most head_dim; dimensions behind pass unchanged
+  int head_dim;
+  bool interleaved;  // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)
+};
+
+// What some rows saw of one segment, or of all so far. A row with sum == 0 saw nothing, and its
+// `out` holds nothing.
+struct AttentionPartial {
+  float* max;  // [rows], in units of log2
+  float* sum;  // [rows]
+  float* out;  // [rows, head_dim], not yet divided by sum
+};
+
+// Query rows that are computed together: `rows / group` consecutive tokens of one request, the
+// first at `position`, each with the `group` query heads that share a KV head. Row r belongs to
+// token r / group.
+struct AttentionTile {
+  int rows;
+  int group;
+  int head_dim;
+  int position;
+  int window;                // a query at p sees p - window + 1 .. p; 0: everything up to p
+  float softcap;             // in units of log2: cap * log2(e); 0: none
+  const void* q;             // packed by pack_q
+  float* scores;             // scratch [rows, kScoreStride]
+  const void* k_blocks;      // pool of this layer and KV head
+  const void* v_blocks;
+  const int32_t* block_ids;  // of the request, by position / 16
+};
+
+// The kernels of one KV data type.
+struct AttentionLayout {
+  size_t element_bytes;
+  // One token's k and v [head_dim] into its place in a block.
+  void (*write_token)(const float* k, const float* v, int head_dim, void* k_block, void* v_block,
+                      int offset);
+  // q: the tile's rows, row r at q + (r / group) * token_stride + (r % group) * head_dim; times
+  // `scale`. `packed` has room for rows * head_dim floats.
+  void (*pack_q)(const float* q, size_t token_stride, int rows, int group, int head_dim, float scale,
+                 void* packed);
+  // Segment s covers positions s * kSegment .. (s + 1) * kSegment - 1.
+  void (*attend_segment)(const AttentionTile&, int segment, const AttentionPartial&);
+};
+
+struct AttentionKernels {
+  KVType default_kv_type;
+  int tile_rows;              // rows of a tile (more only where `group` is larger)
+  AttentionLayout layout[3];  // by KVType
+  void (*rope)(const float* x, const RopeArgs&, float* y);  // y may be x
+  // into = into merged with the partials of the positions behind it.
+  void (*merge)(const AttentionPartial& into, const AttentionPartial& from, int rows, int head_dim);
+  // y[rows, head_dim] = out / sum
+  void (*finish)(const AttentionPartial&, int rows, int head_dim, float* y);
+  // `num_groups` groups of 32 from x into row m of an activation, the first as group g.
+  void (*put_groups)(const float* x, int g, int num_groups, const Act&, int r0, int rows, int m);
+};
+
+// What `pack_q` multiplies by, so that scores come out in the unit that the softmax works in.
+inline float query_scale(float scale, float softcap) {
+  constexpr float kLog2e = 1.44269504088896341f;
+  return softcap > 0 ? 2 * scale * kLog2e / softcap : scale * kLog2e;
+}
+
+}  // namespace twostep

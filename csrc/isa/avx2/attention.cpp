@@ -1,0 +1,43 @@
+#include "isa/attention.h"
+
+#include <cmath>
+
+#include "isa/avx2/vec.h"
+
+namespace twostep::avx2 {
+namespace {
+
+constexpr int kMicroRows = 6;    // query rows kept in registers
+constexpr int kScoreChains = 1;
+constexpr int kTileRows = 12;
+
+// The first n / 2 floats, each twice.
+inline V::F load_twice(const float* p, int n) {
+  const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
+  return _mm256_permutevar8x32_ps(V::load_n(p, n / 2), twice);
+}
+
+// Lane 2i and 2i + 1 are a pair.
+inline V::F rotate_pairs(V::F x, const float* cos, const float* sin, int n) {
+  const V::F swapped = _mm256_permute_ps(x, 0xb1);
+  return _mm256_addsub_ps(V::mul(x, load_twice(cos, n)), V::mul(swapped, load_twice(sin, n)));
+}
+
+#include "isa/act.inc"
+#include "isa/attention_plain.inc"
+#include "isa/attention.inc"
+
+const AttentionKernels kTable{
+    KVType::F16,
+    kTileRows,
+    {layout_of<Plain<ElementBF16>>(), layout_of<Plain<ElementF16>>(), layout_of<Plain<ElementF32>>()},
+    rope,
+    merge,
+    finish,
+    put_groups,
+};
+
+}  // namespace
+extern const AttentionKernels* const kAttentionKernels;
+const AttentionKernels* const kAttentionKernels = &kTable;
+}  // namespace twostep::avx2

@@ -1,0 +1,173 @@
+#include "ops/attention.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "ops/attention_work.h"
+
+namespace twostep {
+
+namespace {
+
+void check(bool ok, const char* what) {
+  if (!ok) throw std::invalid_argument(std::string("attention: ") + what);
+}
+
+// What both ops of a layer need.
+struct Layer {
+  std::shared_ptr<KVCache> cache;
+  int index;
+  std::shared_ptr<Rows> q;
+  AttentionSpec spec;
+  std::shared_ptr<Rows> rows;  // may be null
+  std::vector<std::shared_ptr<ActBuffer>> acts;
+  AttentionShape shape;
+  std::shared_ptr<const AttentionScratch> scratch;
+
+  // Divides by the sums and writes a tile's heads to where they are wanted.
+  void finish(const Step& step, const AttentionTask& task, const AttentionPartial& total,
+              float* out) const {
+    const int width = shape.group * cache->head_dim, column = task.kv_head * width;
+    cache->kernels.finish(total, task.num_tokens * shape.group, cache->head_dim, out);
+    for (int i = 0; i < task.num_tokens; i++, out += width) {
+      const int m = task.token + i;
+      if (rows) std::copy_n(out, width, rows->row(m) + column);
+      for (const auto& act : acts) {
+        const auto& tile = step.tiles_of(RowSet::Tokens, act->act().form).of_row(m);
+        cache->kernels.put_groups(out, column / kGroup, width / kGroup, act->act(), tile.r0,
+                                  tile.rows, m);
+      }
+    }
+  }
+};
+
+// Walks each task's segments in order.
+class Attention final : public Op {
+ public:
+  explicit Attention(std::shared_ptr<const Layer> layer) : layer_(std::move(layer)) {}
+  const char* name() const override { return "attention"; }
+  int num_chunks(const Step& step) const override {
+    return static_cast<int>(attention_work(step, layer_->shape).tasks.size());
+  }
+
+  void run(const Step& step, int chunk, int worker) const override {
+    const Layer& layer = *layer_;
+    const AttentionTask& task = attention_work(step, layer.shape).tasks[chunk];
+    const AttentionScratch::Worker& scratch = layer.scratch->worker(worker);
+    const AttentionTile tile = pack_tile(step, task, scratch);
+    if (task.partial_row < 0) {
+      walk(tile, task, scratch);
+      layer.finish(step, task, scratch.total, scratch.out);
+      return;
+    }
+    const AttentionSpan span = attention_span(tile.position, task.num_tokens, tile.window);
+    for (int s = task.segment_begin; s < task.segment_end; s++) {
+      const int row = task.partial_row + (s - span.segment_begin) * tile.rows;
+      layer.cache->layout().attend_segment(tile, s, layer.scratch->partial(row));
+    }
+  }
+
+ private:
+  AttentionTile pack_tile(const Step& step, const AttentionTask& task,
+                          const AttentionScratch::Worker& scratch) const {
+    const Layer& layer = *layer_;
+    const KVCache& cache = *layer.cache;
+    AttentionTile tile;
+    tile.group = layer.shape.group;
+    tile.rows = task.num_tokens * tile.group;
+    tile.head_dim = cache.head_dim;
+    tile.position = step.positions[task.token];
+    tile.window = layer.shape.window;
+    tile.softcap = layer.spec.softcap * 1.44269504088896341f;
+    tile.q = scratch.q;
+    tile.scores = scratch.scores;
+    tile.k_blocks = cache.k_blocks(layer.index, task.kv_head);
+    tile.v_blocks = cache.v_blocks(layer.index, task.kv_head);
+    tile.block_ids = step.block_ids.data() + step.block_starts[task.req];
+    cache.layout().pack_q(layer.q->row(task.token) + task.kv_head * tile.group * tile.head_dim,
+                          layer.q->width, tile.rows, tile.group, tile.head_dim,
+                          query_scale(layer.spec.scale, layer.spec.softcap), scratch.q);
+    return tile;
+  }
+
+  void walk(const AttentionTile& tile, const AttentionTask& task,
+            const AttentionScratch::Worker& scratch) const {
+    const KVCache& cache = *layer_->cache;
+    cache.layout().attend_segment(tile, task.segment_begin, scratch.total);
+    for (int s = task.segment_begin + 1; s < task.segment_end; s++) {
+      cache.layout().attend_segment(tile, s, scratch.segment);
+      cache.kernels.merge(scratch.total, scratch.segment, tile.rows, tile.head_dim);
+    }
+  }
+
+  std::shared_ptr<const Layer> layer_;
+};
+
+// Puts together what several tasks found in the segments of one tile.
+class AttentionMerge final : public Op {
+ public:
+  explicit AttentionMerge(std::shared_ptr<const Layer> layer) : layer_(std::move(layer)) {}
+  const char* name() const override { return "attention_merge"; }
+  int num_chunks(const Step& step) const override {
+    return static_cast<int>(attention_work(step, layer_->shape).merges.size());
+  }
+  void run(const Step& step, int chunk, int worker) const override {
+    const Layer& layer = *layer_;
+    const AttentionTask& task = attention_work(step, layer.shape).merges[chunk];
+    const int rows = task.num_tokens * layer.shape.group;
+    const AttentionPartial total = layer.scratch->partial(task.partial_row);
+    for (int s = task.segment_begin + 1; s < task.segment_end; s++) {
+      const int row = task.partial_row + (s - task.segment_begin) * rows;
+      layer.cache->kernels.merge(total, layer.scratch->partial(row), rows, layer.cache->head_dim);
+    }
+    layer.finish(step, task, total, layer.scratch->worker(worker).out);
+  }
+
+ private:
+  std::shared_ptr<const Layer> layer_;
+};
+
+void check_arguments(const KernelTable& table, const KVCache& cache, int layer, const Rows& q,
+                     const AttentionSpec& spec, const Rows* rows,
+                     const std::vector<std::shared_ptr<ActBuffer>>& acts) {
+  const int width = spec.num_heads * cache.head_dim;
+  check(&cache.kernels == table.attention, "the cache was made for another instruction set");
+  check(layer >= 0 && layer < cache.num_layers, "layer is outside the cache");
+  check(spec.num_heads > 0 && spec.num_heads % cache.num_kv_heads == 0,
+        "num_heads must be a multiple of num_kv_heads");
+  check(q.width == width && (!rows || rows->width == width), "q or rows is not num_heads * head_dim wide");
+  check(rows || !acts.empty(), "there is nothing to write to");
+  for (const auto& act : acts) check(act->act().width == width, "an activation is not num_heads * head_dim wide");
+  check(spec.sliding_window >= 0 && spec.softcap >= 0 && spec.num_threads > 0,
+        "sliding_window, softcap or num_threads is out of range");
+}
+
+}  // namespace
+
+void add_attention(Plan& plan, const KernelTable& table, std::shared_ptr<KVCache> cache, int layer,
+                   std::shared_ptr<Rows> q, const AttentionSpec& spec, std::shared_ptr<Rows> rows,
+                   std::vector<std::shared_ptr<ActBuffer>> acts) {
+  check_arguments(table, *cache, layer, *q, spec, rows.get(), acts);
+  const int group = spec.num_heads / cache->num_kv_heads;
+  const int tile_tokens = std::max(1, table.attention->tile_rows / group);
+  auto ops = std::make_shared<Layer>();
+  ops->index = layer;
+  ops->q = q;
+  ops->spec = spec;
+  ops->shape = {cache->num_kv_heads, group, spec.sliding_window, tile_tokens, spec.num_threads,
+                cache->num_blocks, AttentionScratch::kPartialRows};
+  ops->scratch = cache->scratch(spec.num_threads, tile_tokens * group);
+  // Where a tile's heads end within a group of 32, another tile would have to write the rest of it.
+  const bool whole_groups = group * cache->head_dim % kGroup == 0;
+  if (!whole_groups && !rows && !acts.empty()) rows = std::make_shared<Rows>(q->width, q->max_rows);
+  ops->rows = rows;
+  if (whole_groups) ops->acts = acts;
+  ops->cache = std::move(cache);
+  plan.add(std::make_unique<Attention>(ops));
+  plan.add(std::make_unique<AttentionMerge>(ops));
+  if (!whole_groups && !acts.empty()) {
+    plan.add(make_put_rows(table, rows, RowSet::Tokens, std::move(acts)));
+  }
+}
+
+}  // namespace twostep

@@ -1,0 +1,85 @@
+// The paged KV cache, and the tables that rotate q and k.
+#pragma once
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "core/memory.h"
+#include "isa/attention.h"
+#include "isa/kernels.h"
+
+namespace twostep {
+
+// Each worker's own memory while it works on a tile, and the partial results of tiles whose context
+// is shared out. Every attention layer of a stream uses the same one: layers run one after another.
+class AttentionScratch {
+ public:
+  // Rows that all partial results of one layer and step may have together.
+  static constexpr int kPartialRows = 16384;
+
+  AttentionScratch(int num_threads, int tile_rows, int head_dim);
+
+  struct Worker {
+    void* q;
+    float* scores;
+    AttentionPartial segment;  // of the segment at hand
+    AttentionPartial total;    // of those before
+    float* out;                // [rows, head_dim]
+  };
+  const Worker& worker(int i) const { return workers_[i]; }
+  // Starting at row `first` of the kPartialRows; untouched memory costs nothing.
+  AttentionPartial partial(int first) const;
+
+  const int num_threads, tile_rows, head_dim;
+
+ private:
+  Memory memory_;
+  AttentionPartial partials_;
+  std::vector<Worker> workers_;
+};
+
+// Pools [layer][KV head][block], K and V apart. Zeroed, and taken from the system page by page as
+// blocks are first written.
+class KVCache {
+ public:
+  // Throws std::invalid_argument for a shape the kernels can't hold, std::bad_alloc.
+  KVCache(const KernelTable&, int num_layers, int num_kv_heads, int head_dim, int num_blocks,
+          int block_size, KVType);
+
+  void* k_blocks(int layer, int head) const { return at(k_, layer, head); }
+  void* v_blocks(int layer, int head) const { return at(v_, layer, head); }
+  size_t block_bytes() const { return block_bytes_; }
+  size_t nbytes() const { return k_.bytes() + v_.bytes(); }
+  const AttentionLayout& layout() const { return kernels.layout[static_cast<int>(type)]; }
+  // The scratch for tiles of so many rows; made when first asked for.
+  std::shared_ptr<const AttentionScratch> scratch(int num_threads, int tile_rows);
+
+  const AttentionKernels& kernels;
+  const int num_layers, num_kv_heads, head_dim, num_blocks;
+  const KVType type;
+
+ private:
+  void* at(const Memory& pool, int layer, int head) const {
+    const size_t index = static_cast<size_t>(layer) * num_kv_heads + head;
+    return pool.as<char>() + index * num_blocks * block_bytes_;
+  }
+
+  size_t block_bytes_;
+  Memory k_, v_;
+  std::mutex mutex_;
+  std::vector<std::shared_ptr<const AttentionScratch>> scratch_;
+};
+
+// cos and sin of every position and pair, float32 [max_position, rotary_dim / 2].
+struct RopeTable {
+  Memory memory;
+  float* cos = nullptr;
+  float* sin = nullptr;
+  int max_position;
+  int half;  // rotary_dim / 2
+
+  RopeTable(const float* cos_, const float* sin_, int max_position_, int half_);
+};
+
+}  // namespace twostep

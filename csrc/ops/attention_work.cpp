@@ -1,0 +1,133 @@
+#include "ops/attention_work.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "isa/attention.h"
+
+namespace twostep {
+
+namespace {
+
+// Tasks a thread should find, so that an uneven end costs little.
+constexpr int kTasksPerThread = 4;
+
+struct Tile {
+  int req, token, num_tokens;
+  AttentionSpan span;
+  int64_t cost;  // of one KV head: rows * positions
+
+  int segments() const { return span.segment_end - span.segment_begin; }
+};
+
+void check_blocks(const Step& step, const AttentionShape& shape) {
+  for (int r = 0; r < step.num_reqs; r++) {
+    const int blocks = (step.seq_lens[r] + kBlockSize - 1) / kBlockSize;
+    if (step.block_starts[r + 1] - step.block_starts[r] != blocks) {
+      throw std::invalid_argument("attention: the step's block table is not of blocks of " +
+                                  std::to_string(kBlockSize) + " tokens");
+    }
+  }
+  for (const int32_t id : step.block_ids) {
+    if (id < 0 || id >= shape.num_blocks) {
+      throw std::invalid_argument("attention: block id " + std::to_string(id) +
+                                  " is outside the cache of " + std::to_string(shape.num_blocks) +
+                                  " blocks");
+    }
+  }
+}
+
+std::vector<Tile> cut_tiles(const Step& step, const AttentionShape& shape) {
+  std::vector<Tile> tiles;
+  for (int r = 0; r < step.num_reqs; r++) {
+    const int end = step.query_start_loc[r + 1];
+    for (int t = step.query_start_loc[r]; t < end; t += shape.tile_tokens) {
+      Tile tile;
+      tile.req = r;
+      tile.token = t;
+      tile.num_tokens = std::min(shape.tile_tokens, end - t);
+      tile.span = attention_span(step.positions[t], tile.num_tokens, shape.window);
+      tile.cost = int64_t{tile.num_tokens} * shape.group * tile.span.positions;
+      tiles.push_back(tile);
+    }
+  }
+  return tiles;
+}
+
+// A tile's tasks, in as many parts as it takes to bring each down to `target` cost.
+void add_tasks(AttentionWork& work, const Tile& tile, int64_t target, int& free_row) {
+  const AttentionShape& shape = work.shape;
+  const int rows = tile.num_tokens * shape.group, segments = tile.segments();
+  const int rows_needed = rows * segments * shape.num_kv_heads;
+  int parts = static_cast<int>(std::min<int64_t>((tile.cost + target - 1) / target, segments));
+  if (shape.num_threads == 1 || free_row + rows_needed > shape.partial_rows) parts = 1;
+  for (int h = 0; h < shape.num_kv_heads; h++) {
+    AttentionTask task{tile.req, tile.token, tile.num_tokens, h,
+                       tile.span.segment_begin, tile.span.segment_end, -1, tile.cost};
+    if (parts == 1) {
+      work.tasks.push_back(task);
+      continue;
+    }
+    task.partial_row = free_row;
+    free_row += rows * segments;
+    work.merges.push_back(task);
+    task.cost /= parts;
+    for (int p = 0; p < parts; p++) {
+      task.segment_begin = tile.span.segment_begin + segments * p / parts;
+      task.segment_end = tile.span.segment_begin + segments * (p + 1) / parts;
+      work.tasks.push_back(task);
+    }
+  }
+}
+
+// The longest first, dealt out so that each worker's range (see Stream) has its share of them.
+void deal(std::vector<AttentionTask>& tasks, int num_threads) {
+  std::stable_sort(tasks.begin(), tasks.end(),
+                   [](const AttentionTask& a, const AttentionTask& b) { return a.cost > b.cost; });
+  if (num_threads == 1) return;
+  const auto n = static_cast<int64_t>(tasks.size());
+  std::vector<AttentionTask> dealt(tasks.size());
+  std::vector<int64_t> next(num_threads);
+  for (int w = 0; w < num_threads; w++) next[w] = n * w / num_threads;
+  int w = 0;
+  for (const AttentionTask& task : tasks) {
+    while (next[w] == n * (w + 1) / num_threads) w = (w + 1) % num_threads;
+    dealt[next[w]++] = task;
+    w = (w + 1) % num_threads;
+  }
+  tasks = std::move(dealt);
+}
+
+std::shared_ptr<const AttentionWork> make_work(const Step& step, const AttentionShape& shape) {
+  check_blocks(step, shape);
+  auto work = std::make_shared<AttentionWork>();
+  work->shape = shape;
+  const std::vector<Tile> tiles = cut_tiles(step, shape);
+  int64_t total = 0;
+  for (const Tile& tile : tiles) total += tile.cost * shape.num_kv_heads;
+  const int64_t target = std::max<int64_t>(total / (shape.num_threads * kTasksPerThread), 1);
+  int free_row = 0;
+  for (const Tile& tile : tiles) add_tasks(*work, tile, target, free_row);
+  deal(work->tasks, shape.num_threads);
+  return work;
+}
+
+}  // namespace
+
+AttentionSpan attention_span(int position, int num_tokens, int window) {
+  const int first = window > 0 ? std::max(0, position - window + 1) : 0;
+  const int end = position + num_tokens;
+  return {first / kSegment, (end - 1) / kSegment + 1, end - first};
+}
+
+const AttentionWork& attention_work(const Step& step, const AttentionShape& shape) {
+  std::lock_guard lock(step.attention_mutex);
+  for (const auto& work : step.attention_work) {
+    if (work->shape == shape) return *work;
+  }
+  step.attention_work.push_back(make_work(step, shape));
+  return *step.attention_work.back();
+}
+
+}  // namespace twostep
