@@ -109,13 +109,14 @@ def quantize(values: NDArray[Any], format_name: str) -> Bytes:
     """Pack float32 ``values`` [..., K] (K a multiple of 32) as Q8_0, Q4_0 or Q4_1.
 
     Rounds as ggml's reference quantiser does, so the result equals a file that
-    ``llama-quantize --pure`` wrote.
+    ``llama-quantize --pure`` wrote. Weights too large for a half-precision scale make it infinite.
 
     Returns:
         The bytes, one-dimensional.
     """
     groups = np.ascontiguousarray(values, dtype=np.float32).reshape(-1, 32)
-    blocks = _QUANTIZE[format_name](groups)
+    with np.errstate(over="ignore"):
+        blocks = _QUANTIZE[format_name](groups)
     return cast(Bytes, blocks.view(np.uint8).reshape(-1))
 
 

@@ -43,7 +43,9 @@ class HFCheckpoint:
         self.tokenizer = TokenizerSource(directory=path)
         self._entries: dict[str, tuple[SafetensorsFile, SafetensorsEntry]] = {}
         for name, entry in open_safetensors(path).items():
-            self._entries[_logical_name(name)] = entry
+            logical = _logical_name(name)
+            if _is_used(logical, tied=self.config.tie_word_embeddings):
+                self._entries[logical] = entry
         self.names = frozenset(self._entries)
         self.weight_bytes = sum(entry.nbytes for _, entry in self._entries.values())
 
@@ -68,6 +70,14 @@ def _logical_name(name: str) -> str:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name
+
+
+def _is_used(name: str, *, tied: bool) -> bool:
+    """Whether the language model reads it: no vision tower, buffers, or copy of a tied table."""
+    if name.startswith("lm_head."):
+        return not tied
+    parts = ("model.layers.", "model.embed_tokens.", "model.norm.")
+    return name.startswith(parts) and name.endswith((".weight", ".bias"))
 
 
 def _plus_one(raw: RawTensor) -> RawTensor:

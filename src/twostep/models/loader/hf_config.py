@@ -164,7 +164,10 @@ def _layers(architecture: str, fields: Fields, head_dim: int) -> tuple[LayerConf
 
 
 def _is_moe(fields: Fields, layer: int) -> bool:
-    if layer in (fields.get("mlp_only_layers") or []):
+    dense = fields.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise fields.wrong("mlp_only_layers", f"{dense!r} is not a list")
+    if layer in dense:
         return False
     return (layer + 1) % fields.integer("decoder_sparse_step", 1) == 0
 
@@ -193,9 +196,9 @@ def _from_layer_types(fields: Fields, types: Any, count: int) -> list[bool]:
         raise fields.wrong("layer_types", f"not a list of {count} layers")
     known = {"sliding_attention": True, "full_attention": False}
     for word in types:
-        if word not in known:
+        if not isinstance(word, str) or word not in known:
             raise UnsupportedModelError(
-                f"{fields.path}: layer_types: '{word}' is not supported; use another checkpoint"
+                f"{fields.path}: layer_types: {word!r} is not supported; use another checkpoint"
             )
     return [known[word] for word in types]
 

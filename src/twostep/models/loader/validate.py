@@ -9,6 +9,7 @@ from twostep.contracts.errors import ModelFileError
 
 MAX_LAYERS = 4096
 MAX_HEAD_DIM = 1024
+MAX_EXPERTS = 4096
 
 
 def check_num_layers(path: Path, field: str, num_layers: int) -> None:
@@ -44,6 +45,7 @@ def _problems(config: ModelConfig) -> list[tuple[bool, str]]:
         (heads % kv_heads != 0, f"{heads} attention heads do not share {kv_heads} KV heads evenly"),
         (config.head_dim > MAX_HEAD_DIM, f"head_dim {config.head_dim} exceeds {MAX_HEAD_DIM}"),
         (config.head_dim % 2 != 0, f"head_dim {config.head_dim} is odd"),
+        (experts > MAX_EXPERTS, f"{experts} experts are more than {MAX_EXPERTS}"),
         (has_moe and not 1 <= chosen <= experts, f"{chosen} experts per token out of {experts}"),
         (has_moe and config.moe_intermediate_size < 1, "moe_intermediate_size is missing"),
     ]
@@ -53,6 +55,11 @@ def _validate_rope(path: Path, rope: RopeConfig, head_dim: int) -> None:
     if rope.rotary_dim % 2 or not 2 <= rope.rotary_dim <= head_dim:
         raise ModelFileError(
             f"{path}: rope: {rope.rotary_dim} rotary dimensions of a head of {head_dim}; "
+            "the configuration is corrupt, download the model again"
+        )
+    if rope.theta <= 1:
+        raise ModelFileError(
+            f"{path}: rope: theta {rope.theta} is not above 1; "
             "the configuration is corrupt, download the model again"
         )
     if rope.scaling in ("llama3", "yarn") and rope.original_max_position < 1:

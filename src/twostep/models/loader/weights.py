@@ -130,12 +130,22 @@ class WeightLoader:
             )
         if target is None or not _is_wider(raw, target):
             return raw
+        return self._requantize(raw, target)
+
+    def _requantize(self, raw: RawTensor, target: str) -> RawTensor:
+        path, shape = self.checkpoint.path, raw.shape
         if shape[-1] % FORMATS[target].block_length:
             raise UnsupportedModelError(
                 f"{path}: {raw.name}: rows of {shape[-1]} weights cannot be quantised in blocks "
                 f"of {FORMATS[target].block_length}; leave out --quantization"
             )
-        return requantize(raw, target)
+        packed = requantize(raw, target)
+        if not is_finite(packed):
+            raise UnsupportedModelError(
+                f"{path}: {raw.name}: weights beyond the range of {target}'s scales; "
+                "leave out --quantization"
+            )
+        return packed
 
     def _choose(self, parts: list[RawTensor]) -> LinearPrecision:
         quantized = all(FORMATS[part.format].is_quantized for part in parts)
