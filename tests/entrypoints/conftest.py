@@ -38,6 +38,7 @@ class FakeEngine:
         self.finish_reason = finish_reason
         self.asked: list[Any] = []
         self.params: list[Any] = []
+        self.streams: list[Any] = []  # kept alive, so that only close() can end them
         self.aborted = 0
         self.closed = False
 
@@ -65,10 +66,11 @@ class FakeEngine:
             self.aborted += not is_last
 
     def stream(self, prompt: Any, sampling_params: Any) -> Iterator[RequestOutput]:
-        return self._stream(prompt, sampling_params)
+        self.streams.append(self._stream(prompt, sampling_params))
+        return self.streams[-1]
 
     def stream_chat(self, messages: Any, sampling_params: Any) -> Iterator[RequestOutput]:
-        return self._stream(messages, sampling_params)
+        return self.stream(messages, sampling_params)
 
     def generate(
         self, prompts: Any, sampling_params: Any = None, *, use_tqdm: bool = True
