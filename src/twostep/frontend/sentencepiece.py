@@ -46,8 +46,8 @@ class SentencePieceEncoder:
         self._costs = costs
         self._byte_ids = byte_ids
         self._unk_token_id = unk_token_id
-        self._with_special = AddedTokenMatcher({**user_defined, **special})
-        self._without_special = AddedTokenMatcher(user_defined)
+        self._special = AddedTokenMatcher(special)
+        self._user_defined = AddedTokenMatcher(user_defined)
         self._add_space_prefix = add_space_prefix
         self._cache: dict[str, list[int]] = {}
         # No merge crosses from a letter to a following space mark unless some token holds that
@@ -60,18 +60,26 @@ class SentencePieceEncoder:
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Ids of ``text``, nothing added; special tokens in it are ids only if asked."""
-        matcher = self._with_special if parse_special else self._without_special
+        text = text.replace(" ", SPACE_MARK)
+        if not text:
+            return []
         out: list[int] = []
-        for part in matcher.split(text.replace(" ", SPACE_MARK)):
+        for part in self._special.split(text) if parse_special else [text]:
+            if isinstance(part, int):
+                out.append(part)
+            else:
+                self._encode_stretch(part, out)
+        return out
+
+    def _encode_stretch(self, text: str, out: list[int]) -> None:
+        """Text between special tokens; each stretch gets its own space prefix."""
+        for part in self._user_defined.split(SPACE_MARK + text if self._add_space_prefix else text):
             if isinstance(part, int):
                 out.append(part)
             else:
                 self._encode_plain(part, out)
-        return out
 
     def _encode_plain(self, text: str, out: list[int]) -> None:
-        if self._add_space_prefix:
-            text = SPACE_MARK + text
         cache = self._cache
         for piece in self._pieces.findall(text) if self._pieces is not None else [text]:
             known = cache.get(piece)
