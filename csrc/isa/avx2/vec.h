@@ -69,6 +69,17 @@ struct V {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
   }
+  // The larger of non-negative values by their bits: NaN > infinity > every number.
+  static F max_bits(F a, F b) {
+    return _mm256_castsi256_ps(_mm256_max_epi32(_mm256_castps_si256(a), _mm256_castps_si256(b)));
+  }
+  static float reduce_max_bits(F a) {
+    const I u = _mm256_castps_si256(a);
+    __m128i s = _mm_max_epi32(_mm256_castsi256_si128(u), _mm256_extracti128_si256(u, 1));
+    s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(s));
+  }
   static I to_int(F a) { return _mm256_cvtps_epi32(a); }
   static F to_float(I a) { return _mm256_cvtepi32_ps(a); }
   static I add_i(I a, I b) { return _mm256_add_epi32(a, b); }

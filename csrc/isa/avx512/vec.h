@@ -1,11 +1,7 @@
 // AVX-512 F/BW/VL + VNNI + BF16: sixteen floats.
 #pragma once
 #ifdef TWOSTEP_EMULATE_AVX512
-// Test builds on machines without AVX-512: the same intrinsics, computed in plain C.
-#define SIMDE_ENABLE_NATIVE_ALIASES
-#include <simde/x86/avx512.h>
-#include <simde/x86/fma.h>
-#include <simde/x86/f16c.h>
+#include "isa/avx512/emulate.h"
 #else
 #include <immintrin.h>
 #endif
@@ -75,6 +71,18 @@ struct V {
     __m128 s = _mm_max_ps(_mm256_castps256_ps128(h), _mm256_extractf128_ps(h, 1));
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_shuffle_ps(s, s, 1)));
+  }
+  // The larger of non-negative values by their bits: NaN > infinity > every number.
+  static F max_bits(F a, F b) {
+    return _mm512_castsi512_ps(_mm512_max_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
+  }
+  static float reduce_max_bits(F a) {
+    const I u = _mm512_castps_si512(a);
+    const __m256i h = _mm256_max_epi32(_mm512_castsi512_si256(u), _mm512_extracti64x4_epi64(u, 1));
+    __m128i s = _mm_max_epi32(_mm256_castsi256_si128(h), _mm256_extracti128_si256(h, 1));
+    s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0x4e));
+    s = _mm_max_epi32(s, _mm_shuffle_epi32(s, 0xb1));
+    return _mm_cvtss_f32(_mm_castsi128_ps(s));
   }
   static I to_int(F a) { return _mm512_cvtps_epi32(a); }
   static F to_float(I a) { return _mm512_cvtepi32_ps(a); }

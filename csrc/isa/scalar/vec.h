@@ -67,6 +67,19 @@ struct V {
     for (int i = 1; i < W; i++) m = m > a.v[i] ? m : a.v[i];
     return m;
   }
+  // The larger of non-negative values by their bits: NaN > infinity > every number.
+  static F max_bits(F a, F b) { TWOSTEP_EACH(larger_bits(a.v[i], b.v[i])); }
+  static float reduce_max_bits(F a) {
+    float m = a.v[0];
+    for (int i = 1; i < W; i++) m = larger_bits(m, a.v[i]);
+    return m;
+  }
+  static float larger_bits(float a, float b) {
+    int32_t x, y;
+    std::memcpy(&x, &a, 4);
+    std::memcpy(&y, &b, 4);
+    return x > y ? a : b;
+  }
   static I to_int(F a) { TWOSTEP_EACH_I(static_cast<int32_t>(std::nearbyint(a.v[i]))); }
   static F to_float(I a) { TWOSTEP_EACH(static_cast<float>(a.v[i])); }
   static I add_i(I a, I b) { TWOSTEP_EACH_I(a.v[i] + b.v[i]); }

@@ -1,0 +1,62 @@
+#include "isa/linear.h"
+
+#include <cmath>
+
+#include "isa/avx512/linear_dot.h"
+#include "isa/avx512/vec.h"
+
+namespace twostep::avx512 {
+namespace {
+#include "isa/act.inc"
+#include "isa/linear.inc"
+#include "isa/linear_int8.inc"
+#include "isa/linear_exact.inc"
+#include "isa/linear_bf16.inc"
+
+// 2 * 12 accumulators leave eight registers for the weights.
+constexpr int kFloatRows = 12;
+
+template <Kind K>
+struct Int8 {
+  template <int R>
+  static void rows(const PanelArgs& a) {
+    int8_panels<K, R>(a);
+  }
+  static void call(const PanelArgs& a) { for_rows<Int8, Dot::kMaxRows>(a); }
+};
+template <Kind K>
+struct Exact {
+  template <int R>
+  static void rows(const PanelArgs& a) {
+    exact_panels<K, R>(a);
+  }
+  static void call(const PanelArgs& a) { for_rows<Exact, kFloatRows>(a); }
+};
+template <Kind K>
+struct BF16 {
+  template <int R>
+  static void rows(const PanelArgs& a) {
+    bf16_panels<K, R>(a);
+  }
+  static void call(const PanelArgs& a) { for_rows<BF16, kFloatRows>(a); }
+};
+
+const LinearKernels kTable{
+    V::W,
+    {Dot::kMaxRows, kFloatRows, kFloatRows},
+    ActForm::BF16,
+    Kind::U8,
+    {{Int8<Kind::U4>::call, Int8<Kind::U4M>::call, Int8<Kind::U5>::call, Int8<Kind::U5M>::call,
+      Int8<Kind::U6>::call, Int8<Kind::U8>::call, nullptr, nullptr, nullptr, nullptr},
+     {BF16<Kind::U4>::call, BF16<Kind::U4M>::call, BF16<Kind::U5>::call, BF16<Kind::U5M>::call,
+      BF16<Kind::U6>::call, BF16<Kind::U8>::call, nullptr, BF16<Kind::BF16>::call, nullptr, nullptr},
+     {Exact<Kind::U4>::call, Exact<Kind::U4M>::call, Exact<Kind::U5>::call, Exact<Kind::U5M>::call,
+      Exact<Kind::U6>::call, Exact<Kind::U8>::call, nullptr, Exact<Kind::BF16>::call,
+      Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
+    gate_group,
+    put_group_from,
+    add_scaled};
+}  // namespace
+extern const LinearKernels* const kLinearKernels;
+const LinearKernels* const kLinearKernels = &kTable;
+}  // namespace twostep::avx512

@@ -1,0 +1,163 @@
+#include "ops/linear_decode.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <stdexcept>
+
+namespace twostep {
+
+namespace {
+
+struct FormatInfo {
+  const char* name;
+  BlockSize block;
+};
+constexpr FormatInfo kFormats[] = {
+    {"F32", {1, 4}},     {"F16", {1, 2}},      {"BF16", {1, 2}},    {"Q8_0", {32, 34}},
+    {"Q4_0", {32, 18}},  {"Q4_1", {32, 20}},   {"Q5_0", {32, 22}},  {"Q5_1", {32, 24}},
+    {"Q4_K", {256, 144}}, {"Q5_K", {256, 176}}, {"Q6_K", {256, 210}},
+};
+const FormatInfo& info_of(Format format) { return kFormats[static_cast<int>(format)]; }
+
+uint16_t load_u16(const uint8_t* p) {
+  uint16_t x;
+  std::memcpy(&x, p, 2);
+  return x;
+}
+float load_half(const uint8_t* p) { return f16_to_f32(load_u16(p)); }
+
+void nibbles(const uint8_t* packed, uint8_t* q) {
+  for (int i = 0; i < 16; i++) {
+    q[i] = packed[i] & 15;
+    q[16 + i] = packed[i] >> 4;
+  }
+}
+
+// Bit i of the little-endian word becomes bit 4 of value i.
+void fifth_bits(const uint8_t* word, uint8_t* q) {
+  for (int i = 0; i < kGroup; i++) q[i] |= (word[i / 8] >> (i % 8) & 1) << 4;
+}
+
+void set_scale(Group& out, float scale, float minimum) {
+  out.scale[0] = out.scale[1] = scale;
+  out.minimum = minimum;
+}
+
+// Scale and minimum of sub-block j of 8: 6 bits each; the last four keep their two upper bits in the
+// upper bits of the first eight bytes.
+void k_scales(const uint8_t* packed, int j, int& scale, int& minimum) {
+  if (j < 4) {
+    scale = packed[j] & 63;
+    minimum = packed[4 + j] & 63;
+  } else {
+    scale = (packed[4 + j] & 15) | packed[j - 4] >> 6 << 4;
+    minimum = packed[4 + j] >> 4 | packed[j] >> 6 << 4;
+  }
+}
+
+// 32 bytes hold sub-block 2j in their low nibbles and 2j + 1 in their high ones.
+void k_nibbles(const uint8_t* packed, int j, uint8_t* q) {
+  const uint8_t* bytes = packed + j / 2 * 32;
+  for (int i = 0; i < kGroup; i++) q[i] = j % 2 ? bytes[i] >> 4 : bytes[i] & 15;
+}
+
+// Q4_K and Q5_K: d, dmin, 12 bytes of scales, then 32 bytes of fifth bits (Q5_K), then nibbles.
+void decode_k(const uint8_t* block, int j, bool five_bits, Group& out) {
+  int scale, minimum;
+  k_scales(block + 4, j, scale, minimum);
+  set_scale(out, load_half(block) * static_cast<float>(scale),
+            -load_half(block + 2) * static_cast<float>(minimum));
+  k_nibbles(block + (five_bits ? 48 : 16), j, out.q);
+  if (!five_bits) return;
+  for (int i = 0; i < kGroup; i++) out.q[i] |= (block[16 + i] >> j & 1) << 4;
+}
+
+// Q6_K: 128 bytes of low nibbles, 64 of upper bit pairs, 16 signed scales, d. Half h of the block
+// (128 weights) has sub-blocks of 32 with their low nibbles in the bytes 64 h + 32 (j % 2) ...
+void decode_q6_k(const uint8_t* block, int g, Group& out) {
+  const int half = g / 4, j = g % 4;
+  const uint8_t* low = block + half * 64 + j % 2 * 32;
+  const uint8_t* high = block + 128 + half * 32;
+  for (int i = 0; i < kGroup; i++) {
+    const int nibble = j < 2 ? low[i] & 15 : low[i] >> 4;
+    out.q[i] = static_cast<uint8_t>(nibble | (high[i] >> 2 * j & 3) << 4);
+  }
+  const float d = load_half(block + 208);
+  for (int h = 0; h < 2; h++) {
+    out.scale[h] = d * static_cast<float>(static_cast<int8_t>(block[192 + g * 2 + h]));
+  }
+  out.minimum = 0;
+}
+
+}  // namespace
+
+Format format_of(const std::string& name) {
+  for (size_t i = 0; i < std::size(kFormats); i++) {
+    if (name == kFormats[i].name) return static_cast<Format>(i);
+  }
+  throw std::invalid_argument("weight format '" + name + "' is not one this engine reads");
+}
+
+const char* name_of(Format format) { return info_of(format).name; }
+
+BlockSize block_size(Format format) { return info_of(format).block; }
+
+size_t row_bytes(Format format, int k) {
+  const BlockSize block = block_size(format);
+  if (k <= 0 || k % block.length != 0) {
+    throw std::invalid_argument("rows of " + std::to_string(k) + " weights are not a multiple of " +
+                                name_of(format) + "'s block of " + std::to_string(block.length));
+  }
+  return static_cast<size_t>(k / block.length) * block.bytes;
+}
+
+void decode_group(Format format, const uint8_t* row, int g, Group& out) {
+  const BlockSize size = block_size(format);
+  const int groups = size.length / kGroup;
+  const uint8_t* block = row + static_cast<size_t>(g / groups) * size.bytes;
+  switch (format) {
+    case Format::Q8_0:  // as 0..255
+      for (int i = 0; i < kGroup; i++) out.q[i] = block[2 + i] ^ 0x80;
+      return set_scale(out, load_half(block), 0);
+    case Format::Q4_0:
+      nibbles(block + 2, out.q);
+      return set_scale(out, load_half(block), 0);
+    case Format::Q4_1:
+      nibbles(block + 4, out.q);
+      return set_scale(out, load_half(block), load_half(block + 2));
+    case Format::Q5_0:
+      nibbles(block + 6, out.q);
+      fifth_bits(block + 2, out.q);
+      return set_scale(out, load_half(block), 0);
+    case Format::Q5_1:
+      nibbles(block + 8, out.q);
+      fifth_bits(block + 4, out.q);
+      return set_scale(out, load_half(block), load_half(block + 2));
+    case Format::Q4_K:
+      return decode_k(block, g % 8, false, out);
+    case Format::Q5_K:
+      return decode_k(block, g % 8, true, out);
+    case Format::Q6_K:
+      return decode_q6_k(block, g % 8, out);
+    default:
+      throw std::logic_error("decode_group: not a quantised format");
+  }
+}
+
+float scale_bound(Format format, const uint8_t* row, int k) {
+  const int bytes = block_size(format).bytes;
+  float bound = 0;
+  for (int b = 0; b < k / 256; b++) {
+    const uint8_t* block = row + static_cast<size_t>(b) * bytes;
+    if (format == Format::Q6_K) {
+      bound = std::max(bound, std::fabs(load_half(block + 208)) * 128.0f);
+    } else {
+      bound = std::max(bound, std::fabs(load_half(block)) * 63.0f);
+      bound = std::max(bound, std::fabs(load_half(block + 2)) * 63.0f);
+    }
+  }
+  return bound;
+}
+
+}  // namespace twostep

@@ -1,0 +1,33 @@
+// Reading weights as files hold them: a group of 32 at a time, as integers and scales.
+#pragma once
+#include <string>
+
+#include "core/types.h"
+#include "isa/linear.h"
+
+namespace twostep {
+
+// Throws std::invalid_argument for a name that is none of the eleven formats.
+Format format_of(const std::string& name);
+const char* name_of(Format format);
+
+// Weights and bytes of one block; {1, 4} for F32.
+struct BlockSize {
+  int length, bytes;
+};
+BlockSize block_size(Format format);
+// Bytes of a row of `k` weights. Throws std::invalid_argument unless k fills whole blocks.
+size_t row_bytes(Format format, int k);
+
+// weight[i] = (q[i] - zero_point) * scale[i / 16] + minimum, with the zero point of the format's kind.
+struct Group {
+  uint8_t q[kGroup];
+  float scale[2];
+  float minimum;
+};
+// Group g of a row of a quantised format.
+void decode_group(Format format, const uint8_t* row, int g, Group& out);
+// A bound on every |scale| and |minimum| of a row of Q4_K, Q5_K or Q6_K.
+float scale_bound(Format format, const uint8_t* row, int k);
+
+}  // namespace twostep

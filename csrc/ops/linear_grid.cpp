@@ -1,0 +1,74 @@
+#include "ops/linear_grid.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace twostep {
+
+namespace {
+
+constexpr int kUnit = 32;
+// Rough speed of one thread: only the size of chunks depends on it.
+constexpr double kBytesPerNs = 12, kMacsPerNs = 100;
+// A chunk pays for its claim (some 100 ns) and is still small enough to be stolen late; 256 of them
+// keep many threads busy.
+constexpr double kMinChunkNs = 1500, kMaxChunks = 256;
+// What a chunk's weights may take of the L2 cache when several tiles read them.
+constexpr double kMaxChunkBytes = 160 << 10;
+
+}  // namespace
+
+LinearGrid::LinearGrid(const PackedWeight& weight)
+    : segments_(weight.segments()), form_(weight.act_form()) {
+  const int panels_per_unit = kUnit / weight.width();
+  for (size_t s = 0; s < segments_.size(); s++) {
+    const Segment& segment = segments_[s];
+    for (int n = 0; n < segment.n; n += kUnit) {
+      units_.push_back({static_cast<int>(s), segment.first + n, std::min(kUnit, segment.n - n),
+                        segment.data + segment.stride * (n / kUnit * panels_per_unit)});
+    }
+    const size_t panel = info(segment.kind).panel_bytes(weight.width(), weight.groups());
+    bytes_ += static_cast<double>(panel) * segment.n / weight.width();
+  }
+  macs_ = static_cast<double>(weight.n()) * weight.k();
+}
+
+LinearGrid::Cut LinearGrid::cut(int rows, int tiles, int work) const {
+  if (rows == 0) return {0, 0};
+  const double bytes = bytes_ * work;
+  const double total = std::max(bytes / kBytesPerNs, macs_ * work * rows / kMacsPerNs);
+  const double wanted = std::max(1.0, std::min(total / kMinChunkNs, kMaxChunks));
+  const double cached = tiles > 1 ? bytes / kMaxChunkBytes : 1.0;
+  const int units = num_units();
+  const int unit_chunks = std::max(1, std::min(units, static_cast<int>(std::max(wanted, cached))));
+  const int tile_chunks = std::max(1, std::min(tiles, static_cast<int>(wanted / unit_chunks)));
+  return {unit_chunks, tile_chunks};
+}
+
+LinearGrid::Chunk LinearGrid::chunk(const Cut& cut, int tiles, int index) const {
+  const auto part = [](int total, int i, int n) {
+    return static_cast<int>(static_cast<int64_t>(total) * i / n);
+  };
+  const int u = index / cut.tile_chunks, t = index % cut.tile_chunks;
+  return {part(num_units(), u, cut.unit_chunks), part(num_units(), u + 1, cut.unit_chunks),
+          part(tiles, t, cut.tile_chunks), part(tiles, t + 1, cut.tile_chunks)};
+}
+
+void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int first, int end,
+                     float* y, size_t y_stride, const float* bias, bool add) const {
+  const int origin = units_[first].first;
+  while (first < end) {
+    const Unit& unit = units_[first];
+    const Segment& segment = segments_[unit.segment];
+    int outputs = 0;  // of the units that share the segment
+    for (; first < end && units_[first].segment == unit.segment; first++) {
+      outputs += units_[first].outputs;
+    }
+    kernels.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
+        {unit.panel, segment.stride, outputs, segment.factor, act, rows, y + (unit.first - origin),
+         y_stride, bias ? bias + unit.first : nullptr, add});
+  }
+}
+
+}  // namespace twostep

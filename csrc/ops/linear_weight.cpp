@@ -1,0 +1,270 @@
+#include "ops/linear_weight.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+#include <cstring>
+#include <functional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "ops/linear_decode.h"
+
+namespace twostep {
+
+namespace {
+
+bool is_float(Format format) {
+  return format == Format::F32 || format == Format::F16 || format == Format::BF16;
+}
+
+Kind kind_of(Format format, Kind byte_kind) {
+  switch (format) {
+    case Format::F32: return Kind::F32;
+    case Format::F16: return Kind::F16;
+    case Format::BF16: return Kind::BF16;
+    case Format::Q8_0: return byte_kind;
+    case Format::Q4_0: return Kind::U4;
+    case Format::Q4_1:
+    case Format::Q4_K: return Kind::U4M;
+    case Format::Q5_0: return Kind::U5;
+    case Format::Q5_1:
+    case Format::Q5_K: return Kind::U5M;
+    case Format::Q6_K: return Kind::U6;
+  }
+  throw std::logic_error("kind_of: unknown format");
+}
+
+// One form for the whole weight, so that its activations are written once.
+ActForm form_for(const LinearKernels& kernels, const std::vector<RawPart>& parts, Precision precision) {
+  const auto all = [&](auto has) { return std::all_of(parts.begin(), parts.end(), has); };
+  if (precision == Precision::Int8 && all([](const RawPart& p) { return !is_float(p.format); })) {
+    return ActForm::Q8;
+  }
+  if (all([](const RawPart& p) { return p.format != Format::F32 && p.format != Format::F16; })) {
+    return kernels.bf16_form;
+  }
+  return ActForm::F32;
+}
+
+// Runs work(i) for 0 <= i < n on `num_threads` threads.
+void parallel_for(int n, int num_threads, const std::function<void(int)>& work) {
+  std::atomic<int> next{0};
+  const auto loop = [&] {
+    for (int i = next++; i < n; i = next++) work(i);
+  };
+  std::vector<std::thread> threads;
+  for (int t = 1; t < std::min(num_threads, n); t++) threads.emplace_back(loop);
+  loop();
+  for (auto& thread : threads) thread.join();
+}
+
+// A power of two that brings the products d * scale of a k-quant to the top of fp16's range. They
+// are not fp16 numbers in the file; near fp16's lower end they would lose bits, or all.
+float factor_for(const RawPart& part, int num_threads) {
+  if (block_size(part.format).length != 256) return 1.0f;
+  const size_t stride = row_bytes(part.format, part.k);
+  std::vector<float> bounds(part.n);
+  parallel_for((part.n + 63) / 64, num_threads, [&](int i) {
+    for (int n = i * 64; n < std::min(part.n, (i + 1) * 64); n++) {
+      bounds[n] = scale_bound(part.format, part.data + n * stride, part.k);
+    }
+  });
+  const float bound = *std::max_element(bounds.begin(), bounds.end());
+  if (!(bound > 0) || !std::isfinite(bound)) return 1.0f;
+  return std::ldexp(1.0f, std::ilogb(bound) - 14);  // bound / factor < 2^15
+}
+
+void store_u16(uint8_t* p, uint16_t x) { std::memcpy(p, &x, 2); }
+
+// Lane `lane` of group g of a quantised panel.
+void put_quantized_group(const KindInfo& kind, bool is_signed, int width, int groups, uint8_t* panel,
+                         int lane, int g, const Group& group, float inverse_factor) {
+  uint8_t* values = panel + kind.value_bytes(width) * g + lane * 4;
+  for (int j = 0; j < (kind.bits == 4 ? 4 : 8); j++) {
+    for (int b = 0; b < 4; b++) {
+      uint8_t v = group.q[4 * j + b];
+      if (kind.bits == 4) v = static_cast<uint8_t>(v | group.q[16 + 4 * j + b] << 4);
+      values[j * width * 4 + b] = is_signed ? v ^ 0x80 : v;
+    }
+  }
+  uint8_t* scales = panel + kind.value_bytes(width) * groups + kind.scale_bytes(width) * g;
+  for (int h = 0; h < (kind.halves ? 2 : 1); h++) {
+    store_u16(scales + (h * width + lane) * 2, f32_to_f16(group.scale[h] * inverse_factor));
+  }
+  if (!kind.has_min) return;
+  uint8_t* minima = panel + (kind.value_bytes(width) + kind.scale_bytes(width)) * groups;
+  store_u16(minima + (static_cast<size_t>(g) * width + lane) * 2,
+            f32_to_f16(group.minimum * inverse_factor));
+}
+
+void put_quantized_row(Kind kind, Format format, int width, int groups, uint8_t* panel, int lane,
+                       const uint8_t* row, float inverse_factor) {
+  Group group;
+  for (int g = 0; g < groups; g++) {
+    decode_group(format, row, g, group);
+    put_quantized_group(info(kind), kind == Kind::S8, width, groups, panel, lane, g, group,
+                        inverse_factor);
+  }
+}
+
+void put_float_row(Kind kind, int width, int k, uint8_t* panel, int lane, const uint8_t* row) {
+  const size_t size = kind == Kind::F32 ? 4 : 2;
+  for (int i = 0; i < k; i++) {
+    const size_t at = kind == Kind::BF16 ? (static_cast<size_t>(i / 2) * width + lane) * 2 + i % 2
+                                         : static_cast<size_t>(i) * width + lane;
+    std::memcpy(panel + at * size, row + i * size, size);
+  }
+}
+
+void pack_part(const RawPart& part, const PackTarget& target, int width, uint8_t* base,
+               int num_threads) {
+  const int groups = (part.k + kGroup - 1) / kGroup;
+  const size_t stride = row_bytes(part.format, part.k);
+  const bool quantized = info(target.kind).is_quantized();
+  parallel_for((part.n + width - 1) / width, num_threads, [&](int p) {
+    uint8_t* panel = base + target.offset + p * target.stride;
+    for (int lane = 0; lane < std::min(width, part.n - p * width); lane++) {
+      const uint8_t* row = part.data + static_cast<size_t>(p * width + lane) * stride;
+      if (quantized) {
+        put_quantized_row(target.kind, part.format, width, groups, panel, lane, row,
+                          1.0f / target.factor);
+      } else {
+        put_float_row(target.kind, width, part.k, panel, lane, row);
+      }
+    }
+  });
+}
+
+void check(const std::vector<RawPart>& parts) {
+  if (parts.empty()) throw std::invalid_argument("a weight needs at least one part");
+  for (const RawPart& part : parts) {
+    if (part.n <= 0 || part.k != parts[0].k) {
+      throw std::invalid_argument("a weight's parts must have rows, all of one length");
+    }
+    row_bytes(part.format, part.k);
+  }
+}
+
+size_t panels_of(int n, int width) { return static_cast<size_t>((n + width - 1) / width); }
+
+float float_at(Kind kind, const uint8_t* panel, int width, int lane, int k) {
+  const size_t at = kind == Kind::BF16 ? (static_cast<size_t>(k / 2) * width + lane) * 2 + k % 2
+                                       : static_cast<size_t>(k) * width + lane;
+  if (kind == Kind::F32) {
+    float f;
+    std::memcpy(&f, panel + at * 4, 4);
+    return f;
+  }
+  uint16_t h;
+  std::memcpy(&h, panel + at * 2, 2);
+  return kind == Kind::BF16 ? bf16_to_f32(h) : f16_to_f32(h);
+}
+
+int value_at(Kind kind, const uint8_t* values, int width, int lane, int i) {
+  if (info(kind).bits == 4) {
+    const uint8_t byte = values[(i % 16 / 4 * width + lane) * 4 + i % 4];
+    return i < 16 ? byte & 15 : byte >> 4;
+  }
+  const uint8_t byte = values[(i / 4 * width + lane) * 4 + i % 4];
+  return kind == Kind::S8 ? static_cast<int8_t>(byte) : byte;
+}
+
+float half_at(const uint8_t* p, size_t index) {
+  uint16_t h;
+  std::memcpy(&h, p + index * 2, 2);
+  return f16_to_f32(h);
+}
+
+void unpack_group(Kind kind, const uint8_t* panel, int width, int groups, int lane, int g, float* out) {
+  const KindInfo& k = info(kind);
+  const uint8_t* scales = panel + k.value_bytes(width) * groups;
+  const uint8_t* minima = scales + k.scale_bytes(width) * groups;
+  for (int i = 0; i < kGroup; i++) {
+    const size_t half = k.halves ? static_cast<size_t>(g) * 2 + i / 16 : static_cast<size_t>(g);
+    const float scale = half_at(scales, half * width + lane);
+    const float offset = k.has_min ? half_at(minima, static_cast<size_t>(g) * width + lane)
+                                   : -static_cast<float>(k.zero_point) * scale;
+    const int value = value_at(kind, panel + k.value_bytes(width) * g, width, lane, i);
+    out[i] = std::fma(static_cast<float>(value), scale, offset);
+  }
+}
+
+}  // namespace
+
+PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>& parts,
+                           Precision precision, int num_threads) {
+  check(parts);
+  const LinearKernels& kernels = *table.linear;
+  width_ = kernels.width;
+  k_ = parts[0].k;
+  form_ = form_for(kernels, parts, precision);
+  std::vector<PackTarget> targets;
+  size_t size = 0;
+  for (const RawPart& part : parts) {
+    const Kind kind = kind_of(part.format, kernels.byte_kind);
+    const size_t stride = info(kind).panel_bytes(width_, groups());
+    targets.push_back({kind, size, stride, factor_for(part, num_threads)});
+    size += stride * panels_of(part.n, width_);
+  }
+  memory_ = std::make_shared<Memory>(size + 4096);  // kernels prefetch beyond the end
+  auto* base = memory_->as<uint8_t>();
+  for (size_t i = 0; i < parts.size(); i++) {
+    pack_part(parts[i], targets[i], width_, base, num_threads);
+    segments_.push_back({targets[i].kind, base + targets[i].offset, targets[i].stride, n_, parts[i].n,
+                         targets[i].factor});
+    n_ += parts[i].n;
+  }
+}
+
+GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, const RawPart& up_part,
+                         Precision precision, int num_threads) {
+  check({gate_part, up_part});
+  if (gate_part.n != up_part.n) throw std::invalid_argument("gate and up differ in shape");
+  const LinearKernels& kernels = *table.linear;
+  const ActForm form = form_for(kernels, {gate_part, up_part}, precision);
+  const int width = kernels.width, groups = (gate_part.k + kGroup - 1) / kGroup;
+  const RawPart* parts[] = {&gate_part, &up_part};
+  PackTarget targets[2];
+  size_t sizes[2];
+  for (int i = 0; i < 2; i++) {
+    const Kind kind = kind_of(parts[i]->format, kernels.byte_kind);
+    sizes[i] = info(kind).panel_bytes(width, groups);
+    targets[i] = {kind, 0, sizes[i], factor_for(*parts[i], num_threads)};
+  }
+  const size_t panels = panels_of(gate_part.n, width);
+  const bool alternate = targets[0].kind == targets[1].kind;
+  targets[1].offset = alternate ? sizes[0] : sizes[0] * panels;
+  if (alternate) targets[0].stride = targets[1].stride = sizes[0] + sizes[1];
+  auto memory = std::make_shared<Memory>((sizes[0] + sizes[1]) * panels + 4096);
+  PackedWeight* weights[] = {&gate, &up};
+  for (int i = 0; i < 2; i++) {
+    pack_part(*parts[i], targets[i], width, memory->as<uint8_t>(), num_threads);
+    PackedWeight& w = *weights[i];
+    w.memory_ = memory;
+    w.form_ = form;
+    w.n_ = parts[i]->n;
+    w.k_ = parts[i]->k;
+    w.width_ = width;
+    w.segments_.push_back({targets[i].kind, memory->as<uint8_t>() + targets[i].offset,
+                           targets[i].stride, 0, parts[i]->n, targets[i].factor});
+  }
+}
+
+void PackedWeight::unpack_row(int id, float* out) const {
+  const Segment* segment = &segments_[0];
+  while (id >= segment->first + segment->n) segment++;
+  const int row = id - segment->first, lane = row % width_;
+  const uint8_t* panel = segment->data + row / width_ * segment->stride;
+  if (!info(segment->kind).is_quantized()) {
+    for (int k = 0; k < k_; k++) out[k] = float_at(segment->kind, panel, width_, lane, k);
+    return;
+  }
+  for (int g = 0; g < groups(); g++) {  // quantised rows fill whole groups
+    unpack_group(segment->kind, panel, width_, groups(), lane, g, out + g * kGroup);
+  }
+  for (int k = 0; k < k_; k++) out[k] *= segment->factor;
+}
+
+}  // namespace twostep

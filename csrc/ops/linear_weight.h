@@ -1,0 +1,78 @@
+// Weights packed for the kernels of one instruction set.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "core/memory.h"
+#include "isa/kernels.h"
+#include "isa/linear.h"
+
+namespace twostep {
+
+// Rows of a weight as its file holds them. `data` is read while packing and not kept.
+struct RawPart {
+  Format format;
+  int n, k;
+  const uint8_t* data;
+};
+
+enum class Precision : uint8_t {
+  Int8,  // quantised weights times activations in int8
+  Exact  // weights expanded inside the kernel, activations in bf16 or float32
+};
+
+// Panels that follow each other at one distance and share a kind.
+struct Segment {
+  Kind kind;
+  const uint8_t* data;
+  size_t stride;   // bytes from a panel to the next
+  int first;       // output of the first panel
+  int n;           // outputs; the last panel is padded with zeros
+  float factor;
+};
+
+// Part i's panels start at `offset` and lie `stride` apart.
+struct PackTarget {
+  Kind kind;
+  size_t offset, stride;
+  float factor;
+};
+
+class PackedWeight {
+ public:
+  // Stacks `parts` (one k; formats may differ) row by row. Without a quantised part, or with "exact"
+  // precision, activations are read as bf16 or float32.
+  // Throws std::invalid_argument for shapes that disagree or don't fill whole blocks.
+  PackedWeight(const KernelTable& table, const std::vector<RawPart>& parts, Precision precision,
+               int num_threads);
+
+  const std::vector<Segment>& segments() const { return segments_; }
+  ActForm act_form() const { return form_; }
+  int n() const { return n_; }
+  int k() const { return k_; }
+  int groups() const { return (k_ + kGroup - 1) / kGroup; }
+  int width() const { return width_; }
+  size_t bytes() const { return memory_->bytes(); }
+  // Row `id` as float32 [k]: exactly what the float32 kernels multiply with.
+  void unpack_row(int id, float* out) const;
+
+ private:
+  friend struct GatedWeight;
+  PackedWeight() = default;
+
+  std::shared_ptr<Memory> memory_;
+  std::vector<Segment> segments_;
+  ActForm form_ = ActForm::F32;
+  int n_ = 0, k_ = 0, width_ = 0;
+};
+
+// The weights of act(x W_gate^T) * (x W_up^T), one shape. Their panels alternate in memory where
+// their kinds agree, so that a task streams one region.
+struct GatedWeight {
+  GatedWeight(const KernelTable& table, const RawPart& gate, const RawPart& up, Precision precision,
+              int num_threads);
+  PackedWeight gate, up;  // share their memory
+  size_t bytes() const { return gate.bytes(); }
+};
+
+}  // namespace twostep
