@@ -76,9 +76,7 @@ class GhostFuture:
         self.executor.in_flight.pop(self.step_id, None)
         if self.error is not None:
             raise self.error
-        return msgspec.msgpack.decode(
-            msgspec.msgpack.encode(self.output), type=ModelRunnerOutput
-        )
+        return msgspec.msgpack.decode(msgspec.msgpack.encode(self.output), type=ModelRunnerOutput)
 
     def done(self) -> bool:
         """Always."""

@@ -7,7 +7,7 @@ import msgspec
 from twostep.contracts.request import FinishReason
 
 
-class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True):
+class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Log-probabilities at one position: the sampled (or prompt) token first, then the top n."""
 
     token_ids: list[int]
@@ -37,7 +37,9 @@ class PrefillStats(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
 
 
-class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class EngineCoreOutput(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
+):
     """News of one request."""
 
     request_id: str

@@ -173,7 +173,9 @@ class KVCacheManager:
             new_blocks = self.pool.get_new_blocks(missing)
             table.blocks += new_blocks
             new_ids = [block.block_id for block in new_blocks]
-        self._publish(request, table, num_tokens, step_id)
+        # Most tokens complete no block: spare them the call.
+        if num_tokens >= (table.num_published + 1) * self.block_size:
+            self._publish(request, table, num_tokens, step_id)
         return new_ids
 
     def allocate_first_slots(

@@ -143,11 +143,6 @@ class Request:
         """Prompt logprobs need every prompt position computed, as long as they are owed."""
         return self.prompt_logprobs is not None
 
-    def append_output_token(self, token_id: int) -> None:
-        """A sampled token has come back."""
-        self.all_token_ids.append(token_id)
-        self.num_tokens += 1
-
     def collect_prompt_logprobs(self, start: int, chunk: Sequence[TokenLogprobs]) -> None:
         """Entry i of ``chunk`` predicts prompt token ``start + i + 1``.
 

@@ -25,7 +25,7 @@ from twostep.kv_cache.kv_cache_manager import KVCacheManager
 from twostep.scheduler.plan_builder import PlanBuilder
 from twostep.scheduler.queues import make_request_queue
 from twostep.scheduler.request import Request, RequestStatus
-from twostep.scheduler.stopping import check_stop
+from twostep.scheduler.stopping import append_and_check_stop
 
 _NO_REPLY = "the executor returned no token for this request"
 
@@ -172,7 +172,10 @@ class Scheduler:
         num_new = request.num_tokens + placeholders - request.num_computed_tokens
         if request.spec_token_ids:
             num_new = self._with_spec_tokens(request, num_new)
-        num_new = min(num_new, cap, step.token_budget)
+        if num_new > cap:
+            num_new = cap
+        if num_new > step.token_budget:
+            num_new = step.token_budget
         if num_new <= 0:
             return
         new_ids = self.kv_cache_manager.allocate_slots(request, num_new, step.step_id)
@@ -414,10 +417,12 @@ class Scheduler:
             request_id=request_id,
             new_token_ids=token_ids,
             new_logprobs=None if logprobs is None else logprobs[: len(token_ids)],
-            new_prompt_logprobs=request.take_prompt_logprobs(),
+            new_prompt_logprobs=(
+                None if request.prompt_logprobs is None else request.take_prompt_logprobs()
+            ),
             finish_reason=request.status.finish_reason if stopped else None,
             stop_reason=request.stop_reason,
-            prefill_stats=request.take_prefill_stats(),
+            prefill_stats=(None if request.prefill_stats is None else request.take_prefill_stats()),
             num_preemptions=request.num_preemptions,
         )
 
@@ -426,15 +431,16 @@ class Scheduler:
     ) -> tuple[list[int], bool]:
         """Append tokens up to the first stop; returns those kept, and whether it stopped.
 
-        ``is_stale``: the tokens were planned before a preemption.
+        ``is_stale``: the tokens were planned before a preemption, which cleared the placeholders.
         """
         end: RequestStatus | None = None
         for index, token_id in enumerate(token_ids, start=1):
-            request.append_output_token(token_id)
-            end = check_stop(request, token_id)
+            end = append_and_check_stop(request, token_id)
             if end is not None:
                 token_ids = token_ids[:index]
                 break
+        if request.num_output_placeholders and not is_stale:
+            request.num_output_placeholders -= len(token_ids)
         kv = self.kv_cache_manager
         if request.num_tokens % kv.block_size < len(token_ids):
             kv.hash_new_blocks(request)
