@@ -20,6 +20,14 @@ _BOOLEANS = (
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
 )
+_FLOATS = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
 
 
 def check_sampling_params(
@@ -35,7 +43,7 @@ def check_sampling_params(
     for name in _BOOLEANS:
         if not isinstance(getattr(params, name), bool):
             raise _bad(name, getattr(params, name), "true or false")
-    _check_numbers(params, limits)
+    _check_numbers(params)
     _check_counts(params, limits)
     params.stop = _check_stop(params.stop, limits)
     _check_token_lists(params, limits, vocab_size)
@@ -46,7 +54,7 @@ def check_sampling_params(
     return params
 
 
-def _check_numbers(params: SamplingParams, limits: Limits) -> None:
+def _check_numbers(params: SamplingParams) -> None:
     _check_float("temperature", params.temperature, 0.0, 2.0)
     _check_float("top_p", params.top_p, 0.0, 1.0, open_low=True)
     _check_float("min_p", params.min_p, 0.0, 1.0)
@@ -161,6 +169,8 @@ def _check_structured(structured: Any) -> None:
 
 
 def _normalize(params: SamplingParams, vocab_size: int) -> None:
+    for name in _FLOATS:
+        setattr(params, name, float(getattr(params, name)))
     if params.temperature == 0:
         params.top_p, params.top_k, params.min_p = 1.0, 0, 0.0
     elif params.temperature < _MIN_TEMPERATURE:
@@ -188,7 +198,7 @@ def _check_int(name: str, value: Any, low: int, high: int) -> None:
 def _is_number(value: Any) -> bool:
     if isinstance(value, float):
         return math.isfinite(value)
-    return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, int) and not isinstance(value, bool) and abs(value) <= _MAX_INT64
 
 
 def _list_of(name: str, value: Any, limits: Limits, limit: str) -> list[Any]:
