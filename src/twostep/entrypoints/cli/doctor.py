@@ -46,7 +46,7 @@ class Native(Protocol):
 def import_native() -> Native | str:
     """The native library, or why it cannot be loaded."""
     try:
-        import twostep._native as native  # type: ignore[import-not-found, unused-ignore]
+        import twostep._native as native
     except ImportError as error:
         return " ".join(str(error).split())
     library: Native = native
