@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from twostep.contracts.errors import (
     UsageError,
 )
 from twostep.models.loader import memory, open_checkpoint
+from twostep.models.loader.mapped_file import MappedFile
 from twostep.models.loader.memory import available_memory, require_memory
 from twostep.models.loader.weights import estimate_packed_bytes
 from twostep.models.registry import load_model
@@ -69,6 +71,37 @@ def test_every_tensor_is_handed_over_once(case: str, tmp_path: Path) -> None:
     assert recorder.tied == ("lm_head.weight" not in names)
     assert told[-1] == (len(names), len(names))
     assert told == sorted(told)
+
+
+@pytest.mark.parametrize("write", [tiny_hf_dir, tiny_gguf], ids=["hf", "gguf"])
+def test_packed_tensors_leave_memory(write: Any, tmp_path: Path) -> None:
+    """Each tensor is released after it was handed over; its bytes can still be read."""
+    checkpoint = open_checkpoint(write(tmp_path, "qwen3_moe"))
+    before = {name: checkpoint.tensor(name).data.tobytes() for name in checkpoint.names}
+    released = []
+    real = checkpoint.release
+    checkpoint.release = lambda name: (released.append(name), real(name))  # type: ignore
+    load_model(checkpoint, Recorder())
+    assert sorted(released) == sorted(checkpoint.names)
+    assert {name: checkpoint.tensor(name).data.tobytes() for name in checkpoint.names} == before
+
+
+def resident_bytes() -> int:
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="needs Linux")
+def test_release_gives_resident_memory_back(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    size = 64_000_000
+    path.write_bytes(bytes(size))
+    file = MappedFile(path)
+    assert int(file.bytes[::4096].sum()) == 0
+    touched = resident_bytes()
+    file.release(100, size - 100)
+    assert touched - resident_bytes() > 0.9 * size
+    file.close()
 
 
 def test_qwen2_biases_lie_in_the_order_of_the_rows(tmp_path: Path) -> None:

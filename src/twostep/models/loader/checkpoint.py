@@ -74,6 +74,13 @@ class Checkpoint(Protocol):
         """
         ...
 
+    def release(self, name: str) -> None:
+        """Let a tensor's pages go once it was packed, so that it is not in memory twice.
+
+        Views stay valid: the bytes come back from the file if they are read again.
+        """
+        ...
+
     def close(self) -> None:
         """Give the files back; tensors must not be used afterwards. Safe to call twice."""
         ...

@@ -157,6 +157,10 @@ class GGUFFile:
         """The bytes of a tensor: a read-only view of the file."""
         return self._file.bytes[tensor.start : tensor.start + tensor.nbytes]
 
+    def release(self, tensor: GGUFTensor) -> None:
+        """Take a tensor's bytes out of resident memory."""
+        self._file.release(tensor.start, tensor.nbytes)
+
     def close(self) -> None:
         """Give the file back."""
         self._file.close()

@@ -57,6 +57,13 @@ class GGUFCheckpoint:
             data, shape = _slice_expert(data, shape, expert)
         return RawTensor(name=name, format=entry.format, shape=shape, data=data)
 
+    def release(self, name: str) -> None:
+        """See ``Checkpoint.release``; of a stack of experts, with the last of them."""
+        gguf_name, expert = self._logical[name]
+        file, entry = self._entries[gguf_name]
+        if expert is None or expert == entry.shape[0] - 1:
+            file.release(entry)
+
     def close(self) -> None:
         """See ``Checkpoint.close``."""
         for file in self._files:

@@ -59,6 +59,11 @@ class HFCheckpoint:
             return _plus_one(raw)
         return raw
 
+    def release(self, name: str) -> None:
+        """See ``Checkpoint.release``."""
+        file, entry = self._entries[name]
+        file.release(entry)
+
     def close(self) -> None:
         """See ``Checkpoint.close``."""
         for file in {id(file): file for file, _ in self._entries.values()}.values():

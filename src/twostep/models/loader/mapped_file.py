@@ -41,6 +41,13 @@ class MappedFile:
             raise ValueError(f"{self.path} was closed")
         return self._map
 
+    def release(self, start: int, nbytes: int) -> None:
+        """Take these bytes out of resident memory; whoever reads them again gets them again."""
+        if self._map is None or nbytes == 0 or not hasattr(mmap, "MADV_DONTNEED"):
+            return
+        first = start // mmap.PAGESIZE * mmap.PAGESIZE
+        self._map.madvise(mmap.MADV_DONTNEED, first, start + nbytes - first)
+
     def close(self) -> None:
         """Unmap, or leave that to the last view that is still in use."""
         if self._map is None:

@@ -86,6 +86,10 @@ class SafetensorsFile:
             )
         return self._file.bytes[entry.start : entry.start + entry.nbytes]
 
+    def release(self, entry: SafetensorsEntry) -> None:
+        """Take a tensor's bytes out of resident memory."""
+        self._file.release(entry.start, entry.nbytes)
+
     def close(self) -> None:
         """Give the file back."""
         self._file.close()

@@ -69,34 +69,35 @@ class WeightLoader:
             for name, count in zip(names, rows, strict=True)
         ]
         weight = self._factory.linear(parts, precision=self._choose(parts))
-        self._tell(len(parts))
+        self._finish(parts)
         return weight
 
     def gated(self, gate: str, up: str, rows: int, width: int) -> tuple[Weight, Weight]:
         """The pair [rows, width] for ``ops.gated_linear``."""
         parts = [self._load(name, (rows, width), self._target) for name in (gate, up)]
         weights = self._factory.gated(*parts, precision=self._choose(parts))
-        self._tell(2)
+        self._finish(parts)
         return weights
 
     def embedding(self, name: str, rows: int, width: int, *, tied: bool) -> Weight:
         """The table [rows, width]; if ``tied``, it is the output layer too."""
         raw = self._load(name, (rows, width), self._target and "Q8_0")
         weight = self._factory.embedding(raw, tied=tied, precision=self._choose([raw]))
-        self._tell(1)
+        self._finish([raw])
         return weight
 
     def output(self, name: str, rows: int, width: int) -> Weight:
         """The output layer of an untied model, for ``ops.logits``."""
         raw = self._load(name, (rows, width), self._target and "Q8_0")
         weight = self._factory.linear([raw], precision=self._choose([raw]))
-        self._tell(1)
+        self._finish([raw])
         return weight
 
     def vector(self, name: str, size: int) -> Weight:
         """A norm weight [size]."""
-        weight = self._factory.vector(self._load(name, (size,), None))
-        self._tell(1)
+        raw = self._load(name, (size,), None)
+        weight = self._factory.vector(raw)
+        self._finish([raw])
         return weight
 
     def biases(self, names: list[str], sizes: list[int]) -> Weight:
@@ -106,7 +107,7 @@ class WeightLoader:
             for name, size in zip(names, sizes, strict=True)
         ]
         weight = self._factory.vector(_concatenate(parts))
-        self._tell(len(parts))
+        self._finish(parts)
         return weight
 
     def has(self, name: str, suffix: str = "weight") -> bool:
@@ -151,10 +152,12 @@ class WeightLoader:
         quantized = all(FORMATS[part.format].is_quantized for part in parts)
         return "int8" if quantized and self._precision != "bf16" else "bf16"
 
-    def _tell(self, count: int) -> None:
-        self._done += count
+    def _finish(self, parts: list[RawTensor]) -> None:
+        for part in parts:
+            self.checkpoint.release(part.name)
+        self._done += len(parts)
         if self._progress is not None:
-            self._progress(min(self._done, self.num_tensors), self.num_tensors)
+            self._progress(self._done, self.num_tensors)
 
     @property
     def num_tensors(self) -> int:
