@@ -65,29 +65,30 @@ void bind_attention(nb::module_& m) {
   bind_cache(m);
   m.def("add_rope_cache",
         [](Plan& plan, const Device& d, std::shared_ptr<KVCache> cache, int layer,
-           std::shared_ptr<Rows> qkv, std::shared_ptr<Rows> q_out, int num_heads,
-           std::shared_ptr<RopeTable> rope, bool interleaved, std::shared_ptr<Vector> q_norm,
-           std::shared_ptr<Vector> k_norm, float norm_eps) {
-          RopeSpec spec{num_heads, std::move(rope), interleaved, q_norm, k_norm, norm_eps};
+           std::shared_ptr<Rows> qkv, std::shared_ptr<Rows> q_out, std::shared_ptr<RopeTable> rope,
+           int num_heads, float scale, float softcap, bool interleaved,
+           std::shared_ptr<Vector> q_norm, std::shared_ptr<Vector> k_norm, float norm_eps) {
+          RopeSpec spec{num_heads, scale, softcap, std::move(rope), interleaved, q_norm, k_norm, norm_eps};
           plan.add(make_rope_cache(*d.table, std::move(cache), layer, std::move(qkv),
                                    std::move(q_out), std::move(spec)));
         },
         nb::arg("plan"), nb::arg("device"), nb::arg("cache"), nb::arg("layer"), nb::arg("qkv"),
-        nb::arg("q_out"), nb::kw_only(), nb::arg("num_heads"), nb::arg("rope"),
-        nb::arg("interleaved") = false, nb::arg("q_norm").none() = nb::none(),
+        nb::arg("q_out"), nb::arg("rope"), nb::kw_only(), nb::arg("num_heads"), nb::arg("scale"),
+        nb::arg("softcap") = 0.0f, nb::arg("interleaved") = false, nb::arg("q_norm").none() = nb::none(),
         nb::arg("k_norm").none() = nb::none(), nb::arg("norm_eps") = 0.0f,
         "qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] -> q_out [T, num_heads * head_dim]: norm\n"
-        "each head of q and k where a weight is given, rotate, write k and v into the cache.");
+        "each head of q and k where a weight is given, rotate, write k and v into the cache. q_out holds\n"
+        "q times the attention scale, in the unit that add_attention's softmax works in.");
   m.def("add_attention",
         [](Plan& plan, const Device& d, std::shared_ptr<KVCache> cache, int layer,
-           std::shared_ptr<Rows> q, int num_heads, float scale, int num_threads, int sliding_window,
+           std::shared_ptr<Rows> q, int num_heads, int num_threads, int sliding_window,
            float softcap, std::shared_ptr<Rows> rows, std::vector<std::shared_ptr<ActBuffer>> acts) {
           add_attention(plan, *d.table, std::move(cache), layer, std::move(q),
-                        {num_heads, scale, sliding_window, softcap, num_threads}, std::move(rows),
+                        {num_heads, sliding_window, softcap, num_threads}, std::move(rows),
                         std::move(acts));
         },
         nb::arg("plan"), nb::arg("device"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"),
-        nb::kw_only(), nb::arg("num_heads"), nb::arg("scale"), nb::arg("num_threads"),
+        nb::kw_only(), nb::arg("num_heads"), nb::arg("num_threads"),
         nb::arg("sliding_window") = 0, nb::arg("softcap") = 0.0f, nb::arg("rows").none() = nb::none(),
         nb::arg("acts") = nb::list(),
         "Causal attention of q (as add_rope_cache leaves it) over the cache, into float32 rows and/or\n"

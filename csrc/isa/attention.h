@@ -28,6 +28,7 @@ struct RopeArgs {
   int rotary_dim;    // even, at most head_dim; dimensions behind pass unchanged
   int head_dim;
   bool interleaved;  // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)
+  float scale;       // multiplies all of head_dim: query_scale for q, 1 for k
 };
 
 // What some rows saw of one segment, or of all so far. A row with sum == 0 saw nothing, and its
@@ -61,9 +62,9 @@ struct AttentionLayout {
   // One token's k and v [head_dim] into its place in a block.
   void (*write_token)(const float* k, const float* v, int head_dim, void* k_block, void* v_block,
                       int offset);
-  // q: the tile's rows, row r at q + (r / group) * token_stride + (r % group) * head_dim; times
-  // `scale`. `packed` has room for rows * head_dim floats.
-  void (*pack_q)(const float* q, size_t token_stride, int rows, int group, int head_dim, float scale,
+  // q: the tile's rows, row r at q + (r / group) * token_stride + (r % group) * head_dim.
+  // `packed` has room for rows * head_dim floats.
+  void (*pack_q)(const float* q, size_t token_stride, int rows, int group, int head_dim,
                  void* packed);
   // Segment s covers positions s * kSegment .. (s + 1) * kSegment - 1.
   void (*attend_segment)(const AttentionTile&, int segment, const AttentionPartial&);
@@ -82,7 +83,8 @@ struct AttentionKernels {
   void (*put_groups)(const float* x, int g, int num_groups, const Act&, int r0, int rows, int m);
 };
 
-// What `pack_q` multiplies by, so that scores come out in the unit that the softmax works in.
+// What q is multiplied by, so that scores come out in the unit that the softmax works in: powers
+// of two, or with a soft cap the argument that turns into tanh.
 inline float query_scale(float scale, float softcap) {
   constexpr float kLog2e = 1.44269504088896341f;
   return softcap > 0 ? 2 * scale * kLog2e / softcap : scale * kLog2e;

@@ -85,8 +85,7 @@ class Attention final : public Op {
     tile.v_blocks = cache.v_blocks(layer.index, task.kv_head);
     tile.block_ids = step.block_ids.data() + step.block_starts[task.req];
     cache.layout().pack_q(layer.q->row(task.token) + task.kv_head * tile.group * tile.head_dim,
-                          layer.q->width, tile.rows, tile.group, tile.head_dim,
-                          query_scale(layer.spec.scale, layer.spec.softcap), scratch.q);
+                          layer.q->width, tile.rows, tile.group, tile.head_dim, scratch.q);
     return tile;
   }
 

@@ -58,7 +58,8 @@ class RopeCache final : public Op {
   }
 
  private:
-  void rotate(const float* x, const Vector* norm, const RopeArgs& rope, float* y) const {
+  void rotate(const float* x, const Vector* norm, RopeArgs rope, float scale, float* y) const {
+    rope.scale = scale;
     if (norm) {
       row_kernels_.rms_norm({x, norm->data, rope.head_dim, spec_.norm_eps}, y);
       x = y;
@@ -73,15 +74,16 @@ class RopeCache final : public Op {
     if (block < 0 || block >= cache_->num_blocks) throw std::out_of_range("block id outside the cache");
     const size_t row = static_cast<size_t>(position) * spec_.table->half;
     const RopeArgs rope{spec_.table->cos + row, spec_.table->sin + row, 2 * spec_.table->half, d,
-                        spec_.interleaved};
+                        spec_.interleaved, 1};
+    const float q_scale = query_scale(spec_.scale, spec_.softcap);
     const float* x = qkv_->row(t);
     for (int h = 0; h < heads; h++) {
-      rotate(x + h * d, spec_.q_norm.get(), rope, q_out_->row(t) + h * d);
+      rotate(x + h * d, spec_.q_norm.get(), rope, q_scale, q_out_->row(t) + h * d);
     }
     const size_t place = block * cache_->block_bytes();
     for (int h = 0; h < kv; h++) {
       float k[kMaxHeadDim];
-      rotate(x + (heads + h) * d, spec_.k_norm.get(), rope, k);
+      rotate(x + (heads + h) * d, spec_.k_norm.get(), rope, 1, k);
       cache_->layout().write_token(k, x + (heads + kv + h) * d, d,
                                    static_cast<char*>(cache_->k_blocks(layer_, h)) + place,
                                    static_cast<char*>(cache_->v_blocks(layer_, h)) + place,

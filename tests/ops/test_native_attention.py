@@ -89,12 +89,12 @@ class Machine:
         flat = np.ones((8192, 1), np.float32), np.zeros((8192, 1), np.float32)
         self.plan = native.Plan()
         native.add_rope_cache(
-            self.plan, self.device, self.cache, 1, self.qkv, self.q,
-            num_heads=layer.heads, rope=native.RopeTable(*flat),
+            self.plan, self.device, self.cache, 1, self.qkv, self.q, native.RopeTable(*flat),
+            num_heads=layer.heads, scale=layer.scale, softcap=layer.softcap,
         )  # fmt: skip
         native.add_attention(
             self.plan, self.device, self.cache, 1, self.q,
-            num_heads=layer.heads, scale=layer.scale, num_threads=num_threads,
+            num_heads=layer.heads, num_threads=num_threads,
             sliding_window=layer.window, softcap=layer.softcap,
             rows=self.out if keep_rows else None, acts=self.acts,
         )  # fmt: skip
@@ -391,16 +391,16 @@ def test_wrong_widths_are_refused() -> None:
     with pytest.raises(ValueError, match="q_out is not num_heads"):
         native.add_rope_cache(
             machine.plan, machine.device, machine.cache, 0, machine.qkv, narrow,
-            num_heads=layer.heads,
-            rope=native.RopeTable(np.ones((4, 1), np.float32), np.ones((4, 1), np.float32)),
+            native.RopeTable(np.ones((4, 1), np.float32), np.ones((4, 1), np.float32)),
+            num_heads=layer.heads, scale=1.0,
         )  # fmt: skip
     with pytest.raises(ValueError, match="q or rows is not"):
         native.add_attention(
             machine.plan, machine.device, machine.cache, 0, narrow,
-            num_heads=layer.heads, scale=1.0, num_threads=1, rows=machine.out,
+            num_heads=layer.heads, num_threads=1, rows=machine.out,
         )  # fmt: skip
     with pytest.raises(ValueError, match="nothing to write to"):
         native.add_attention(
             machine.plan, machine.device, machine.cache, 0, machine.q,
-            num_heads=layer.heads, scale=1.0, num_threads=1,
+            num_heads=layer.heads, num_threads=1,
         )  # fmt: skip
