@@ -1,4 +1,4 @@
-"""A seeded random user of the engine core, with an oracle: every stream equals the one made alone."""
+"""A seeded random user of the engine core; every stream must equal the one made alone."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ def check(scheduler: Scheduler) -> None:
 
 def _check_running(request: Request, block_size: int, block_ids: list[int]) -> None:
     known = request.num_tokens + request.num_output_placeholders
-    assert 0 <= request.num_output_placeholders
+    assert request.num_output_placeholders >= 0
     assert request.num_computed_tokens <= known
     if not request.is_prefill_chunk:
         assert request.num_computed_tokens == known - 1

@@ -14,10 +14,10 @@ from driver import Driver
 def test_streams_equal_the_request_alone(
     is_async: bool, policy: str, failures: bool, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """24 random configurations of each kind, invariants recomputed after every step."""
+    """16 random configurations of each kind, invariants recomputed after every step."""
     caplog.set_level(logging.CRITICAL)
     seen = {"preemptions": 0, "failed": 0, "transient": 0, "hits": 0, "finished": 0}
-    for seed in range(24):
+    for seed in range(16):
         driver = Driver(seed, is_async=is_async, policy=policy, failures=failures)
         try:
             driver.run(60)
@@ -30,9 +30,9 @@ def test_streams_equal_the_request_alone(
         for plan in driver.ghost.plans:
             seen["preemptions"] += len(plan.preempted_req_ids)
             seen["hits"] += sum(new.num_computed_tokens > 0 for new in plan.scheduled_new_reqs)
-    assert seen["finished"] > 200
+    assert seen["finished"] > 150
     assert seen["preemptions"] > 30
     assert seen["hits"] > 30
     if failures:
-        assert seen["failed"] > 10
-        assert seen["transient"] > 3
+        assert seen["failed"] > 5
+        assert seen["transient"] > 1

@@ -366,3 +366,27 @@ def test_status_words() -> None:
         "error",
         "repetition",
     ]
+
+
+def test_tokens_taken_out_of_a_plan_are_not_found() -> None:
+    """low's chunk was published when planned; then high needed its blocks in the same step."""
+    scheduler = make_scheduler(
+        policy="priority",
+        num_blocks=1 + 7,
+        max_model_len=112,
+        long_prefill_token_threshold=32,
+        full_sequence_must_fit=False,
+    )
+    add(scheduler, "low", list(range(100)), 5, priority=9)
+    run_step(scheduler)
+    scheduler._preempt(scheduler.running[0])
+    scheduler.reset_prefix_cache()
+    add(scheduler, "high", list(range(500, 560)), 1, priority=0)
+    first, _ = run_step(scheduler)
+    assert first.num_scheduled_tokens == {"high": 32, "low": 32}
+    scheduler.running.reverse()  # low is planned before high
+    second, _ = run_step(scheduler)
+    assert second.num_scheduled_tokens == {"high": 28}
+    assert second.preempted_req_ids == {"low"}
+    third, _ = run_step(scheduler)
+    assert [new.num_computed_tokens for new in third.scheduled_new_reqs] == [32]

@@ -112,3 +112,12 @@ class PlanBuilder:
             preempted_req_ids=frozenset(preempted_req_ids),
             scheduled_spec_decode_tokens=self._spec_tokens,
         )
+
+
+def num_computed_before(scheduler_output: SchedulerOutput, request_id: str) -> int:
+    """The request's computed tokens before this plan. For rare use: it searches."""
+    for new in scheduler_output.scheduled_new_reqs:
+        if new.request_id == request_id:
+            return new.num_computed_tokens
+    cached = scheduler_output.scheduled_cached_reqs
+    return cached.num_computed_tokens[cached.req_ids.index(request_id)]

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Sequence
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.clock import Clock
-from twostep.contracts.errors import UsageError
 from twostep.contracts.outputs import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -22,9 +21,11 @@ from twostep.contracts.outputs import (
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
 from twostep.contracts.request import EngineCoreRequest
 from twostep.kv_cache.kv_cache_manager import KVCacheManager
-from twostep.scheduler.plan_builder import PlanBuilder
+from twostep.scheduler.config_check import check_config
+from twostep.scheduler.plan_builder import PlanBuilder, num_computed_before
 from twostep.scheduler.queues import make_request_queue
 from twostep.scheduler.request import Request, RequestStatus
+from twostep.scheduler.stats import StatsCounter
 from twostep.scheduler.stopping import append_and_check_stop
 
 _NO_REPLY = "the executor returned no token for this request"
@@ -44,7 +45,7 @@ class Scheduler:
         num_spec_tokens: int = 0,
     ) -> None:
         """``num_spec_tokens``: draft tokens that a drafter proposes for each step."""
-        _check_config(scheduler_config, cache_config)
+        check_config(scheduler_config, cache_config)
         self.config = scheduler_config
         self.num_spec_tokens = num_spec_tokens
         # A running request needs at least one token of budget in every step.
@@ -71,9 +72,7 @@ class Scheduler:
         """Requests of a failed step that were not proved innocent yet, in order."""
         self._clock = clock
         self._next_step_id = 0
-        self._prefix_queries = 0
-        self._prefix_hits = 0
-        self._num_preemptions = 0
+        self._stats = StatsCounter()
 
     # ---------------------------------------------------------------- requests come and go
 
@@ -287,8 +286,7 @@ class Scheduler:
         request.prefill_stats = PrefillStats(
             num_prompt_tokens=request.num_prompt_tokens, num_cached_tokens=num_hit
         )
-        self._prefix_queries += request.num_tokens
-        self._prefix_hits += num_hit
+        self._stats.count_lookup(request.num_tokens, num_hit)
 
     def _with_spec_tokens(self, request: Request, num_new: int) -> int:
         """Drafts on top, but no further than the longest sequence allows."""
@@ -358,7 +356,7 @@ class Scheduler:
             request.drop_before_step = self._next_step_id
         self.waiting.prepend_request(request)
         self.preempted_req_ids.add(request.request_id)
-        self._num_preemptions += 1
+        self._stats.num_preemptions += 1
 
     # ---------------------------------------------------------------- the results
 
@@ -477,14 +475,16 @@ class Scheduler:
         chunk = model_runner_output.prompt_logprobs.get(request.request_id)
         if chunk:
             request.collect_prompt_logprobs(
-                _computed_before(scheduler_output, request.request_id), chunk
+                num_computed_before(scheduler_output, request.request_id), chunk
             )
 
     def _make_outputs(
         self, news: dict[int, list[EngineCoreOutput]]
     ) -> dict[int, EngineCoreOutputs]:
         """One message for each client; the statistics go to one of them."""
-        stats: SchedulerStats | None = self._take_stats()
+        stats: SchedulerStats | None = self._stats.take(
+            self.running, self.waiting, self.kv_cache_manager.usage
+        )
         timestamp = self._clock.monotonic()
         outputs = {}
         for client_index, client_outputs in (news or {0: []}).items():
@@ -493,18 +493,6 @@ class Scheduler:
             )
             stats = None
         return outputs
-
-    def _take_stats(self) -> SchedulerStats:
-        stats = SchedulerStats(
-            num_running_reqs=len(self.running),
-            num_waiting_reqs=len(self.waiting),
-            kv_cache_usage=self.kv_cache_manager.usage,
-            prefix_cache_queries=self._prefix_queries,
-            prefix_cache_hits=self._prefix_hits,
-            num_preemptions=self._num_preemptions,
-        )
-        self._prefix_queries = self._prefix_hits = self._num_preemptions = 0
-        return stats
 
     # ---------------------------------------------------------------- the end
 
@@ -566,29 +554,3 @@ class Scheduler:
         elif find_culprit:
             self.suspects.update(dict.fromkeys(request.request_id for request in members))
         return self._make_outputs(news)
-
-
-def _computed_before(scheduler_output: SchedulerOutput, request_id: str) -> int:
-    """The request's computed tokens before this plan. For rare use: it searches."""
-    for new in scheduler_output.scheduled_new_reqs:
-        if new.request_id == request_id:
-            return new.num_computed_tokens
-    cached = scheduler_output.scheduled_cached_reqs
-    return cached.num_computed_tokens[cached.req_ids.index(request_id)]
-
-
-def _check_config(config: SchedulerConfig, cache: CacheConfig) -> None:
-    for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
-        if getattr(config, name) < 1:
-            raise UsageError(f"{name} is {getattr(config, name)}: set it to 1 or more")
-    if cache.num_blocks < 2 or cache.block_size < 1:
-        raise UsageError(
-            f"a KV cache of {cache.num_blocks} blocks of {cache.block_size} tokens cannot hold "
-            f"anything: give it at least 2 blocks of 1 token"
-        )
-    if not config.enable_chunked_prefill and config.max_num_batched_tokens < config.max_model_len:
-        raise UsageError(
-            f"without chunked prefill a whole prompt must fit into one step: raise "
-            f"max_num_batched_tokens from {config.max_num_batched_tokens} to max_model_len "
-            f"({config.max_model_len}) or allow chunked prefill"
-        )

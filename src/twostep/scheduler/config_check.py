@@ -1,0 +1,24 @@
+"""Configurations that can never work are refused at start, with field, value and cure."""
+
+from __future__ import annotations
+
+from twostep.config.engine import CacheConfig, SchedulerConfig
+from twostep.contracts.errors import UsageError
+
+
+def check_config(config: SchedulerConfig, cache: CacheConfig) -> None:
+    """Raise UsageError if a scheduler with these could serve nothing, or could get stuck."""
+    for name in ("max_num_batched_tokens", "max_num_seqs", "max_model_len"):
+        if getattr(config, name) < 1:
+            raise UsageError(f"{name} is {getattr(config, name)}: set it to 1 or more")
+    if cache.num_blocks < 2 or cache.block_size < 1:
+        raise UsageError(
+            f"a KV cache of {cache.num_blocks} blocks of {cache.block_size} tokens cannot hold "
+            f"anything: give it at least 2 blocks of 1 token"
+        )
+    if not config.enable_chunked_prefill and config.max_num_batched_tokens < config.max_model_len:
+        raise UsageError(
+            f"without chunked prefill a whole prompt must fit into one step: raise "
+            f"max_num_batched_tokens from {config.max_num_batched_tokens} to max_model_len "
+            f"({config.max_model_len}) or allow chunked prefill"
+        )
