@@ -11,13 +11,14 @@ constexpr int kMicroRows = 6;    // query rows kept in registers
 constexpr int kScoreChains = 1;
 constexpr int kTileRows = 12;
 
-// The first n / 2 floats, each twice.
+// The first n / 2 floats, at most 4, each twice.
 inline V::F load_twice(const float* p, int n) {
   const __m256i twice = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3);
-  return _mm256_permutevar8x32_ps(V::load_n(p, n / 2), twice);
+  const V::F x = n < V::W ? V::load_n(p, n / 2) : _mm256_castps128_ps256(_mm_loadu_ps(p));
+  return _mm256_permutevar8x32_ps(x, twice);
 }
 
-// Lane 2i and 2i + 1 are a pair.
+// Lane 2i and 2i + 1 are a pair; n lanes matter.
 inline V::F rotate_pairs(V::F x, const float* cos, const float* sin, int n) {
   const V::F swapped = _mm256_permute_ps(x, 0xb1);
   return _mm256_addsub_ps(V::mul(x, load_twice(cos, n)), V::mul(swapped, load_twice(sin, n)));

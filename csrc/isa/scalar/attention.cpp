@@ -11,10 +11,10 @@ constexpr int kMicroRows = 4;    // query rows kept in registers
 constexpr int kScoreChains = 1;
 constexpr int kTileRows = 8;
 
-// Lane 2i and 2i + 1 are a pair.
+// Lane 2i and 2i + 1 are a pair; n lanes matter.
 inline V::F rotate_pairs(V::F x, const float* cos, const float* sin, int n) {
   V::F y = x;
-  for (int i = 0; i < n; i += 2) {
+  for (int i = 0; i < V::W && i < n; i += 2) {
     y.v[i] = x.v[i] * cos[i / 2] - x.v[i + 1] * sin[i / 2];
     y.v[i + 1] = x.v[i + 1] * cos[i / 2] + x.v[i] * sin[i / 2];
   }
