@@ -84,8 +84,8 @@ CASES: dict[str, dict[str, Any]] = {
     "qwen3": {
         "model_type": "qwen3",
         "head_dim": 32,
-        "max_position_embeddings": 128,
-        "rope": {"rope_theta": 1000000.0, **_YARN},
+        "max_position_embeddings": 1024,
+        "rope": {"rope_theta": 1000000.0, **_YARN, "original_max_position_embeddings": 256},
     },
     "gemma3": {
         "model_type": "gemma3_text",

@@ -152,6 +152,17 @@ def test_bad_headers_name_the_field(
         GGUFFile(path)
 
 
+@pytest.mark.parametrize("length", [1 << 63, 100_000])
+def test_overlong_strings_name_their_array(small: Path, length: int) -> None:
+    data = small.read_bytes()
+    path = small.with_name("bad.gguf")
+    path.write_bytes(
+        data.replace(struct.pack("<Q", 5) + b"three", struct.pack("<Q", length) + b"three")
+    )
+    with pytest.raises(ModelFileError, match=r"a\.words: needs"):
+        GGUFFile(path)
+
+
 def write_directory(path: Path, entries: list[tuple[str, list[int], int, int]]) -> Path:
     """A file of nothing but a tensor directory, exactly as told, and 4096 bytes of data."""
     head = b"GGUF" + struct.pack("<IQQ", 3, len(entries), 0)

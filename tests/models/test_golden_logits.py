@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from helpers.tiny_models import CASES, tiny_gguf, tiny_hf_dir
 from twostep.config.model import ModelConfig
 from twostep.models.loader import open_checkpoint
 from twostep.models.registry import Model, load_model
+from twostep.ops.formats import FORMATS, QUANTIZATIONS
 from twostep.ops.reference import ReferenceBatch, ReferenceOps, ReferenceWeights
 
 # Of the largest logit. The measured difference is 2e-6 at most: float32 in another order.
@@ -20,6 +21,10 @@ RTOL = 1e-5
 BLOCK_SIZE = 4
 BLOCKS = [11, 3, 7, 2, 19, 5, 13, 17, 1, 8]
 """Scattered on purpose: a mistake in a block table must show."""
+
+
+GGUF_CASES = [case for case in CASES if case not in ("qwen2_window", "qwen3_moe_mixed")]
+"""GGUF metadata cannot say that only some layers have a window, or that probabilities stay raw."""
 
 
 def build(path: Path) -> Model:
@@ -69,24 +74,37 @@ def test_logits_equal_transformers(case: str, sizes: list[int], tmp_path: Path) 
 
 @pytest.mark.parametrize("case", list(CASES))
 @pytest.mark.parametrize(
-    "write",
-    [
-        lambda tmp, case: tiny_hf_dir(tmp, case, spelling="v5", dtype="F32"),
-        lambda tmp, case: tiny_hf_dir(tmp, case, shards=3, dtype="F16"),
-        lambda tmp, case: tiny_gguf(tmp, case, "F32"),
-        lambda tmp, case: tiny_gguf(tmp, case, "BF16"),
-        lambda tmp, case: tiny_gguf(tmp, case, "F16", parts=3),
-    ],
-    ids=["v5", "shards", "gguf-f32", "gguf-bf16", "gguf-split"],
+    "options", [{"spelling": "v5", "dtype": "F32"}, {"shards": 3, "dtype": "F16"}], ids=str
 )
-def test_every_kind_of_file_is_the_same_model(
-    case: str, write: Callable[[Path, str], Path], tmp_path: Path
+def test_every_directory_is_the_same_model(
+    case: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    path = write(tmp_path, case)
-    if path.suffix == ".gguf" and case in ("qwen2_window", "qwen3_moe_mixed"):
-        pytest.skip("GGUF cannot say this")
     ids, expected = load_golden(case)
-    assert_close(in_chunks(build(path), ids, [40])[POSITIONS], expected)
+    model = build(tiny_hf_dir(tmp_path, case, **options))
+    assert_close(in_chunks(model, ids, [40])[POSITIONS], expected)
+
+
+@pytest.mark.parametrize("case", GGUF_CASES)
+@pytest.mark.parametrize(("fmt", "parts"), [("F32", 1), ("BF16", 1), ("F16", 3)])
+def test_every_gguf_file_is_the_same_model(case: str, fmt: str, parts: int, tmp_path: Path) -> None:
+    ids, expected = load_golden(case)
+    model = build(tiny_gguf(tmp_path, case, fmt, parts=parts))
+    assert_close(in_chunks(model, ids, [40])[POSITIONS], expected)
+
+
+@pytest.mark.parametrize("fmt", [name for name in FORMATS if FORMATS[name].is_quantized])
+@pytest.mark.parametrize("case", ["llama", "gemma3", "qwen3_moe"])
+def test_quantised_formats_run(case: str, fmt: str, tmp_path: Path) -> None:
+    """Q8_0 and Q4_* hold the golden model's weights, coarsely; the others random blocks."""
+    ids, expected = load_golden(case)
+    logits = in_chunks(build(tiny_gguf(tmp_path, case, fmt)), ids[:24], [24])
+    spread = expected.std()
+    assert 0.5 * spread < logits.std() < 2 * spread
+    error = np.abs(logits[:2] - expected[:2]).mean()
+    if fmt in QUANTIZATIONS.values():
+        assert error < (0.05 if fmt == "Q8_0" else 0.8) * spread
+    else:
+        assert error > 0.8 * spread
 
 
 @pytest.mark.parametrize("case", ["llama", "mistral", "gemma3", "qwen3_moe"])

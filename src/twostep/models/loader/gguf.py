@@ -220,11 +220,18 @@ class _Reader:
             dtype = np.dtype(_SCALARS[array.kind])
             values = np.frombuffer(self.file.buffer, dtype, array.count, array.start)
             return list(values.tolist())
-        buffer, position, texts = self.file.buffer, array.start, []
-        for _ in range(array.count):
-            (length,) = _U64.unpack_from(buffer, position)
-            texts.append(self._decode(position + 8, length, field))
-            position += 8 + length
+        return self._decode_strings(array, field)
+
+    def _decode_strings(self, array: _Array, field: str) -> list[str]:
+        # Vocabularies are read at every start: no call of ours inside the loop.
+        buffer, end, texts, unpack = self.file.buffer, array.start, [], _U64.unpack_from
+        try:
+            for _ in range(array.count):
+                start = end + 8
+                end = start + unpack(buffer, end)[0]
+                texts.append(buffer[start:end].decode())
+        except UnicodeDecodeError as error:
+            raise corrupt(self.path, field, "text that is not UTF-8") from error
         return texts
 
     def _measure_array(self, field: str) -> _Array:
