@@ -35,8 +35,9 @@ def stdin_is_terminal() -> bool:
 
 
 def print_json(document: Any) -> None:
-    """The one JSON document of a ``--json`` run."""
-    print(json.dumps(document, ensure_ascii=False, indent=2, allow_nan=False))
+    """The one JSON document of a ``--json`` run: one line, or indented for a person."""
+    indent = 2 if sys.stdout.isatty() else None
+    print(json.dumps(document, ensure_ascii=False, indent=indent, allow_nan=False))
 
 
 def dim(text: str, stream: TextIO) -> str:
