@@ -171,6 +171,7 @@ def test_added_tokens_are_found_leftmost_and_longest() -> None:
     assert matcher.split("xxyz") == [3, 4, "z"]
     assert matcher.split("\n\n\n") == [6, 5]
     assert matcher.split("<a") == ["<a"]
+    assert AddedTokenMatcher({"x": 1, "xyz": 2}).split("xyq") == [1, "yq"]
     assert matcher.split("") == []
     assert AddedTokenMatcher({}).split("abc") == ["abc"]
 
@@ -299,6 +300,16 @@ def test_bad_sentencepiece_metadata(make_sentencepiece: Make) -> None:
     tokens[tokens.index("<0x41>")] = "<0x42>"
     with pytest.raises(ModelFileError, match="lacks the byte token"):
         Tokenizer.from_gguf_metadata(metadata)
+
+
+def test_merges_never_make_a_control_token(make_sentencepiece: Make) -> None:
+    metadata = make_sentencepiece()
+    metadata["tokenizer.ggml.tokens"].append("qz")
+    metadata["tokenizer.ggml.token_type"].append(3)
+    metadata["tokenizer.ggml.scores"].append(0.0)
+    tokenizer = Tokenizer.from_gguf_metadata(metadata)
+    assert len(tokenizer.encode("qz", False)) == 1
+    assert spelled(tokenizer, tokenizer.encode("qz", False, parse_special=False)) == ["q", "z"]
 
 
 def test_metadata_is_not_changed(make_sentencepiece: Make) -> None:
