@@ -61,7 +61,7 @@ def test_case_48_stop_token_id_is_the_stop_reason() -> None:
 @pytest.mark.parametrize("is_async", [False, True])
 def test_case_48_model_length(is_async: bool) -> None:
     """Prompt 4000 of 4096: 96 outputs, then length."""
-    scheduler = make_scheduler(is_async=is_async, max_model_len=4096)
+    scheduler = make_scheduler(is_async=is_async, max_model_len=4096, num_blocks=260)
     add(scheduler, "a", make_engine_request("a", 4000).prompt_token_ids, 200)
     outputs = {}
     for _ in range(96):

@@ -37,10 +37,10 @@ class Driver:
         per_request = -(-self.max_model_len // block_size)
         window = rng.choice([None, None, None, 2, 5, 17])
         configs = make_configs(
-            budget=rng.choice([1, 3, 7, 16, 33, 64]),
-            max_num_seqs=rng.choice([1, 2, 4, 8]),
+            budget=rng.choice([1, 5, 16, 33, 64]),
+            max_num_seqs=rng.choice([1, 2, 4, 8, 8]),
             max_model_len=self.max_model_len,
-            num_blocks=rng.randint(max(2, per_request // 2), 3 * per_request) + 1,
+            num_blocks=rng.randint(max(2, per_request // 2), 2 * per_request) + 1,
             block_size=block_size,
             caching=rng.random() < 0.7,
             window=window,
@@ -153,7 +153,8 @@ class Driver:
         rng = self.rng
         reuse = rng.random() < 0.2 and self.streams
         request_id = rng.choice(list(self.streams)) if reuse else f"r{len(self.streams)}"
-        prompt = self.rng.choice(self.prefixes)[: rng.randint(1, self.max_model_len)]
+        longest = rng.choice([self.max_model_len, self.max_model_len // 4])
+        prompt = rng.choice(self.prefixes)[: rng.randint(1, longest)]
         if rng.random() < 0.5:
             prompt = [*prompt[:-1], rng.randrange(VOCAB)]
         request = make_engine_request(

@@ -27,7 +27,9 @@ Failure = Callable[[SchedulerOutput], Exception | None]
 
 def make_core(is_async: bool = True, **config: object) -> tuple[EngineCore, GhostExecutor]:
     """A core on a ghost with three requests."""
-    scheduler_config, cache_config = make_configs(async_scheduling=is_async, **config)  # type: ignore[arg-type]
+    scheduler_config, cache_config = make_configs(
+        async_scheduling=is_async, num_blocks=50, max_model_len=200, **config
+    )  # type: ignore[arg-type]
     ghost = GhostExecutor(cache_config.block_size)
     core = EngineCore(
         scheduler_config=scheduler_config,

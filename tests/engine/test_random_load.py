@@ -8,6 +8,7 @@ import pytest
 from driver import Driver
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("failures", [False, True], ids=["calm", "failing"])
 @pytest.mark.parametrize("policy", ["fcfs", "priority"])
 @pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
