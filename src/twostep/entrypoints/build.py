@@ -230,7 +230,9 @@ def _size(
     )
     free = inspect_machine().available_memory
     if free is None:
-        raise OutOfMemoryError("the system does not say how much memory is free; set --kv-cache-memory-bytes")
+        raise OutOfMemoryError(
+            "the system does not say how much memory is free; set --kv-cache-memory-bytes"
+        )
     asked = options.kv_cache_memory_bytes
     usable = free if asked is not None else int(free * KV_SHARE_OF_FREE_MEMORY)
     if options.max_model_len is None:  # the default gives way to what fits
@@ -281,9 +283,7 @@ def _record(
         block_size=sizing.block_size,
         max_logits_rows=max(8, min(64, LOGITS_BUFFER_FLOATS // config.vocab_size)),
     )
-    return CpuModel(
-        model, config, device, limits, num_threads=num_threads, kv_cache_dtype=kv_dtype
-    )
+    return CpuModel(model, config, device, limits, num_threads=num_threads, kv_cache_dtype=kv_dtype)
 
 
 def _start_core(
@@ -294,9 +294,7 @@ def _start_core(
     options: EngineOptions,
 ) -> InprocClient:
     runner = ModelRunner(cpu_model, config.vocab_size)
-    executor = UniprocExecutor(
-        runner, max_concurrent_batches=2 if options.async_scheduling else 1
-    )
+    executor = UniprocExecutor(runner, max_concurrent_batches=2 if options.async_scheduling else 1)
     core = EngineCore(
         scheduler_config=scheduler_config,
         cache_config=CacheConfig(

@@ -7,22 +7,25 @@ from twostep.ops.cpu.device_model import SAMPLE, SampledRows
 
 
 class AsyncOutput:
-    """A ``StepFuture``: waits for the device, then turns device rows into the step's result.
-
-    ``owners`` names the request and kind (SAMPLE or SCORE) of each logits row, in row order.
-    """
+    """A ``StepFuture``: waits for the device, then turns device rows into the step's result."""
 
     def __init__(
         self,
         req_ids: list[str],
         sampled: SampledRows,
-        owners: list[tuple[str, int]],
-        with_logprobs: list[bool],
+        owners: list[str],
+        kinds: list[int],
+        *,
+        with_logprobs: bool,
+        slice_rows: int,
     ) -> None:
+        """``owners`` and ``kinds``: the request and the kind (SAMPLE, SCORE) of each logits row."""
         self._req_ids = req_ids
         self._sampled = sampled
         self._owners = owners
+        self._kinds = kinds
         self._with_logprobs = with_logprobs
+        self._slice_rows = slice_rows
 
     def done(self) -> bool:
         """Whether ``result`` would return at once."""
@@ -32,24 +35,26 @@ class AsyncOutput:
         """The one wait for the device. Raises RuntimeError if an op failed."""
         self._sampled.wait()
         tokens: dict[str, list[int]] = {request_id: [] for request_id in self._req_ids}
-        output = ModelRunnerOutput(req_ids=self._req_ids, sampled_token_ids=[])
-        flags = self._sampled.failed()
-        for index, (token, (request_id, kind)) in enumerate(
-            zip(self._sampled.tokens(), self._owners, strict=True)
-        ):
-            if flags[index]:
-                output.failed_req_ids[request_id] = (
-                    "the model's logits hold NaN or Inf, or no token was left to choose"
-                )
-                continue
-            if kind == SAMPLE:
+        for request_id, token in zip(self._owners, self._sampled.tokens(), strict=True):
+            if token >= 0:
                 tokens[request_id].append(token)
-            if self._with_logprobs[index]:
-                store = output.logprobs if kind == SAMPLE else output.prompt_logprobs
-                ids, values, rank = self._sampled.logprobs(index)
-                store.setdefault(request_id, []).append(TokenLogprobs(ids, values, rank))
-        output.sampled_token_ids = list(tokens.values())
+        output = ModelRunnerOutput(
+            req_ids=self._req_ids, sampled_token_ids=list(tokens.values())
+        )
+        for row, why in self._sampled.failed(self._slice_rows):
+            output.failed_req_ids[self._owners[row]] = why
+        if self._with_logprobs:
+            self._collect_logprobs(output)
         return output
+
+    def _collect_logprobs(self, output: ModelRunnerOutput) -> None:
+        for row, (request_id, kind) in enumerate(zip(self._owners, self._kinds, strict=True)):
+            found = self._sampled.logprobs(row, self._slice_rows)
+            if found is not None:
+                ids, values, rank = found
+                store = output.logprobs if kind == SAMPLE else output.prompt_logprobs
+                entry = TokenLogprobs(ids.tolist(), values.tolist(), rank)
+                store.setdefault(request_id, []).append(entry)
 
 
 class CompletedOutput:

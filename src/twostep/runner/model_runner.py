@@ -13,6 +13,7 @@ from twostep.ops.cpu.device_model import SAMPLE, SCORE, CpuModel, LogitsRows, Sa
 from twostep.runner.async_output import AsyncOutput, CompletedOutput
 from twostep.runner.input_batch import InputBatch, build_input_batch
 from twostep.runner.request_states import RequestStates
+from twostep.sampler.row_params import row_params, stage_row
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -22,8 +23,9 @@ class ExecuteModelState:
     batch: InputBatch
     plan_order: list[str]
     logits: LogitsRows
-    steps: list[Any]
-    """Device steps, one for each slice of logits rows; the first also ran the forward pass."""
+    steps: list[tuple[Any, Any]]
+    """(device step, its sampling part), one for each slice of logits rows; the first step also
+    ran the forward pass."""
 
 
 class ModelRunner:
@@ -31,9 +33,10 @@ class ModelRunner:
 
     def __init__(self, model: CpuModel, vocab_size: int) -> None:
         self._model = model
+        self._vocab_size = vocab_size
         limits = model.limits
         max_blocks = -(-limits.max_model_len // limits.block_size) + 1
-        self.states = RequestStates(limits.max_num_seqs, max_blocks, vocab_size)
+        self.states = RequestStates(limits.max_num_seqs, max_blocks)
         self._execute_model_state: ExecuteModelState | None = None
 
     def execute_model(self, plan: SchedulerOutput) -> CompletedOutput | None:
@@ -50,8 +53,8 @@ class ModelRunner:
         logits = self._select_logits_rows(batch)
         steps = self._make_steps(batch, logits)
         for new in plan.scheduled_new_reqs:
-            self._stage(steps[0], new)
-        self._model.stream.launch(self._model.forward_plan, steps[0])
+            self._stage(steps[0][0], new)
+        self._model.stream.launch(self._model.forward_plan, steps[0][0])
         self._execute_model_state = ExecuteModelState(
             batch, list(plan.num_scheduled_tokens), logits, steps
         )
@@ -63,21 +66,42 @@ class ModelRunner:
         if state is None:
             raise RuntimeError("sample_tokens called without execute_model")
         self._execute_model_state = None
-        ticket = 0
-        for step in state.steps:
-            ticket = self._model.stream.launch(self._model.sample_plan, step)
-        sampled = SampledRows(
-            self._model.stream, ticket, [step.sample for step in state.steps]
-        )
         req_ids = state.batch.req_ids
-        owners = [
-            (req_ids[request], kind)
-            for request, kind in zip(
-                state.logits.requests.tolist(), state.logits.kinds.tolist(), strict=True
-            )
-        ]
-        with_logprobs = (state.logits.num_logprobs >= 0).tolist()
-        return AsyncOutput(state.plan_order, sampled, owners, with_logprobs)
+        owners = [req_ids[request] for request in state.logits.requests.tolist()]
+        kinds = state.logits.kinds.tolist()
+        if grammar_output is not None:
+            self._set_bitmasks(state, owners, kinds, grammar_output)
+        ticket = 0
+        for step, _ in state.steps:
+            self._model.stream.launch(self._model.logits_plan, step)
+            ticket = self._model.stream.launch(self._model.sample_plan, step)
+        sampled = SampledRows(self._model.stream, ticket, [part for _, part in state.steps])
+        return AsyncOutput(
+            state.plan_order,
+            sampled,
+            owners,
+            kinds,
+            with_logprobs=any(self.states[request_id].wants_logprobs for request_id in req_ids),
+            slice_rows=self._model.limits.max_logits_rows,
+        )
+
+    def _set_bitmasks(
+        self,
+        state: ExecuteModelState,
+        owners: list[str],
+        kinds: list[int],
+        grammar_output: GrammarOutput,
+    ) -> None:
+        """Hand each structured request's mask to the logits row that samples for it."""
+        height = self._model.limits.max_logits_rows
+        words = np.frombuffer(grammar_output.bitmask, dtype=np.int32)
+        words = words.reshape(len(grammar_output.request_ids), -1)
+        row_of = {owner: row for row, owner in enumerate(owners) if kinds[row] == SAMPLE}
+        rows = np.array([row_of[request_id] for request_id in grammar_output.request_ids])
+        for number, (_, part) in enumerate(state.steps):
+            mine = rows // height == number
+            if mine.any():
+                part.set_bitmask((rows[mine] % height).astype(np.int32), words[mine])
 
     def reset_after_failure(self) -> None:
         """Forget a launched forward pass that will not be sampled."""
@@ -117,35 +141,35 @@ class ModelRunner:
 
     def _select_logits_rows(self, batch: InputBatch) -> LogitsRows:
         """The last token of every request that samples, and prompt tokens to be scored."""
-        indices: list[int] = []
-        requests: list[int] = []
-        kinds: list[int] = []
-        num_logprobs: list[int] = []
-        starts = batch.query_start_loc.tolist()
-        samples = batch.num_sampled.tolist()
-        for request, request_id in enumerate(batch.req_ids):
-            state = self.states[request_id]
-            if state.num_prompt_logprobs >= 0:
-                computed = int(batch.num_computed_tokens[request])
-                count = min(starts[request + 1] - starts[request], state.prompt_len - 1 - computed)
-                for offset in range(max(count, 0)):
-                    indices.append(starts[request] + offset)
-                    requests.append(request)
-                    kinds.append(SCORE)
-                    num_logprobs.append(state.num_prompt_logprobs)
-            if samples[request]:
-                indices.append(starts[request + 1] - 1)
-                requests.append(request)
-                kinds.append(SAMPLE)
-                num_logprobs.append(state.num_logprobs)
+        ends = batch.query_start_loc[1:]
+        sampling = np.flatnonzero(batch.num_sampled).astype(np.int32)
+        scored = [
+            request
+            for request, request_id in enumerate(batch.req_ids)
+            if self.states[request_id].scores_prompt
+        ]
+        if not scored:
+            return LogitsRows(
+                indices=ends[sampling] - np.int32(1),
+                requests=sampling,
+                kinds=np.full(len(sampling), SAMPLE, dtype=np.uint8),
+            )
+        indices, requests, kinds = [ends[sampling] - 1], [sampling], [np.full(len(sampling), SAMPLE)]
+        for request in scored:
+            computed = int(batch.num_computed_tokens[request])
+            prompt_len = self.states[batch.req_ids[request]].prompt_len
+            scheduled = int(batch.num_scheduled_tokens[request])
+            count = max(0, min(scheduled, prompt_len - 1 - computed))
+            indices.append(batch.query_start_loc[request] + np.arange(count))
+            requests.append(np.full(count, request))
+            kinds.append(np.full(count, SCORE))
         return LogitsRows(
-            indices=np.array(indices, dtype=np.int32),
-            requests=np.array(requests, dtype=np.int32),
-            kinds=np.array(kinds, dtype=np.int32),
-            num_logprobs=np.array(num_logprobs, dtype=np.int32),
+            indices=np.concatenate(indices).astype(np.int32),
+            requests=np.concatenate(requests).astype(np.int32),
+            kinds=np.concatenate(kinds).astype(np.uint8),
         )
 
-    def _make_steps(self, batch: InputBatch, logits: LogitsRows) -> list[Any]:
+    def _make_steps(self, batch: InputBatch, logits: LogitsRows) -> list[tuple[Any, Any]]:
         height = self._model.limits.max_logits_rows
         num_tokens = batch.num_tokens
         return [
@@ -162,11 +186,9 @@ class ModelRunner:
         ]
 
     def _stage(self, step: Any, new: NewRequestData) -> None:
-        self._model.stage_row(
-            step,
-            self.states[new.request_id].row,
-            np.array(new.prefill_token_ids, dtype=np.int32),
-            new.prompt_len,
-            new.sampling_params,
-            new.stop_token_ids,
-        )
+        """Give the request's row its tokens and sampling parameters, in stream order."""
+        row = self.states[new.request_id].row
+        token_ids = np.array(new.prefill_token_ids, dtype=np.int32)
+        step.stage_tokens(self._model.token_table, row, 0, token_ids)
+        params = row_params(new, self._vocab_size)
+        stage_row(self._model.sample_state, step, row, new.prefill_token_ids, params)

@@ -19,10 +19,10 @@ class RequestState:
     prefill_len: int
     """Known tokens at (re-)admission; reaching it, the request samples."""
     num_blocks: int
-    num_logprobs: int
-    """Top log-probabilities of sampled tokens; -1 = none."""
-    num_prompt_logprobs: int
-    """The same for prompt tokens."""
+    wants_logprobs: bool
+    """Of sampled or of prompt tokens."""
+    scores_prompt: bool
+    """Prompt tokens get log-probabilities too."""
 
 
 class RequestStates:
@@ -31,9 +31,8 @@ class RequestStates:
     The host's block table may change while a step is in flight: every launch copies what it needs.
     """
 
-    def __init__(self, max_num_seqs: int, max_blocks: int, vocab_size: int) -> None:
+    def __init__(self, max_num_seqs: int, max_blocks: int) -> None:
         self.block_table: NDArray[np.int32] = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
-        self._vocab_size = vocab_size
         self._states: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -51,8 +50,8 @@ class RequestStates:
             prompt_len=new.prompt_len,
             prefill_len=len(new.prefill_token_ids),
             num_blocks=0,
-            num_logprobs=self._count(params.logprobs),
-            num_prompt_logprobs=self._count(params.prompt_logprobs),
+            wants_logprobs=params.logprobs is not None or params.prompt_logprobs is not None,
+            scores_prompt=params.prompt_logprobs is not None,
         )
         self._states[new.request_id] = state
         self.append_blocks(state, new.block_ids)
@@ -69,8 +68,3 @@ class RequestStates:
         state = self._states.pop(request_id, None)
         if state is not None:
             self._free_rows.append(state.row)
-
-    def _count(self, asked: int | None) -> int:
-        if asked is None:
-            return -1
-        return self._vocab_size if asked == -1 else asked

@@ -11,13 +11,12 @@ from numpy.typing import NDArray
 
 from twostep import _native as native
 from twostep.config.model import ModelConfig, RopeConfig
-from twostep.contracts.sampling import SamplingParams
 from twostep.ops.cpu.recorder import Buffers, CpuOps
 from twostep.ops.reference.rope import rope_tables
 
 Int32Array = NDArray[np.int32]
 
-SAMPLE, SCORE = 0, 1
+SAMPLE, SCORE = native.SampleStep.SAMPLE, native.SampleStep.SCORE
 """Kinds of logits rows: draw a token, or score the known next token of the prompt."""
 
 
@@ -54,10 +53,8 @@ class LogitsRows:
     """[S] flat token index."""
     requests: Int32Array
     """[S] request (batch row) of each."""
-    kinds: Int32Array
+    kinds: NDArray[np.uint8]
     """[S] SAMPLE or SCORE."""
-    num_logprobs: Int32Array
-    """[S] how many top log-probabilities are wanted; -1 = none at all."""
 
 
 class SampledRows:
@@ -77,21 +74,29 @@ class SampledRows:
         return bool(self._stream.done(self._ticket))
 
     def tokens(self) -> list[int]:
-        """[S] the drawn token, or the scored prompt token."""
+        """[S] the drawn token; -1 where none was drawn."""
+        if len(self._slices) == 1:
+            tokens: list[int] = self._slices[0].tokens()
+            return tokens
         return [token for part in self._slices for token in part.tokens()]
 
-    def failed(self) -> list[int]:
-        """[S] 1 where the logits held NaN or Inf, or nothing was left to draw."""
-        return [flag for part in self._slices for flag in part.failed()]
+    def failed(self, slice_rows: int) -> list[tuple[int, str]]:
+        """(row, why) of rows that could not be sampled; ``slice_rows`` is the slices' height."""
+        return [
+            (number * slice_rows + row, why)
+            for number, part in enumerate(self._slices)
+            for row, why in part.failed()
+        ]
 
-    def logprobs(self, index: int) -> tuple[list[int], list[float], int]:
-        """Ids, log-probabilities (chosen first, then the top n) and rank of row ``index``."""
-        for part in self._slices:
-            if index < part.num_rows:
-                ids, values, rank = part.logprobs(index)
-                return ids, values, rank
-            index -= part.num_rows
-        raise IndexError("no such logits row")
+    def logprobs(
+        self, row: int, slice_rows: int
+    ) -> tuple[Int32Array, NDArray[np.float32], int] | None:
+        """Ids and log-probabilities (the row's own token, then the best n) and its rank."""
+        part = self._slices[row // slice_rows]
+        result: tuple[Int32Array, NDArray[np.float32], int] | None = part.logprobs(
+            row % slice_rows
+        )
+        return result
 
 
 class CpuModel:
@@ -149,9 +154,12 @@ class CpuModel:
         ops = new_ops()
         logits = model.compute_logits(ops, hidden, None)
         ops.keep(logits)
+        self.logits_plan = ops.finish()
+        self.logits_rows = logits.rows
+
+        ops = new_ops()
         ops.sample(logits, self.sample_state)
         self.sample_plan = ops.finish()
-        self.logits_rows = logits.rows
 
     def _rope_table(self, rope: RopeConfig) -> Any:
         if rope not in self._ropes:
@@ -168,7 +176,7 @@ class CpuModel:
         block_table: Int32Array,
         logits: LogitsRows,
         part: slice,
-    ) -> Any:
+    ) -> tuple[Any, Any]:
         """Copy this step's metadata to the device's side; the numpy arrays are free again.
 
         Args:
@@ -179,6 +187,9 @@ class CpuModel:
             block_table: int32 [max_num_seqs, max_blocks], physical block ids.
             logits: Rows that get logits.
             part: Which of them this step is for (at most ``max_logits_rows``).
+
+        Returns:
+            The native step, and its part that sampling reads and writes.
         """
         step = native.make_step(
             self._device,
@@ -191,41 +202,9 @@ class CpuModel:
             block_table,
             self.limits.block_size,
         )
-        native.SampleStep(step, logits.kinds[part], logits.num_logprobs[part])
-        return step
+        return step, native.SampleStep(step, logits.kinds[part])
 
     def drain(self) -> None:
         """Wait until nothing runs. A failed op is no longer anybody's concern."""
         with contextlib.suppress(RuntimeError):
             self.stream.wait(self.stream.last_ticket)
-
-    def stage_row(
-        self,
-        step: Any,
-        row: int,
-        token_ids: Int32Array,
-        prompt_len: int,
-        params: SamplingParams,
-        stop_token_ids: list[int],
-    ) -> None:
-        """Give ``row`` to a request, in stream order: its known tokens and sampling parameters."""
-        step.stage_tokens(self.token_table, row, 0, token_ids)
-        self.sample_state.stage(
-            step,
-            row,
-            temperature=params.temperature,
-            top_k=params.top_k,
-            top_p=params.top_p,
-            min_p=params.min_p,
-            repetition_penalty=params.repetition_penalty,
-            presence_penalty=params.presence_penalty,
-            frequency_penalty=params.frequency_penalty,
-            logit_bias=params.logit_bias or {},
-            allowed_token_ids=params.allowed_token_ids or [],
-            bad_words=params.bad_words_token_ids or [],
-            stop_token_ids=stop_token_ids,
-            min_tokens=params.min_tokens,
-            seed=(params.seed or 0) & 0xFFFFFFFFFFFFFFFF,
-            prompt_len=prompt_len,
-            token_ids=token_ids,
-        )

@@ -288,7 +288,6 @@ class CpuOps:
                 norm_topk_prob=norm_topk_prob,
                 activation=activation,
                 out=out.rows,
-                num_threads=self._num_threads,
             )
 
         self._record("moe", [scores, x], out, emit)

