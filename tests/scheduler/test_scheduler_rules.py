@@ -390,3 +390,32 @@ def test_tokens_taken_out_of_a_plan_are_not_found() -> None:
     assert second.preempted_req_ids == {"low"}
     third, _ = run_step(scheduler)
     assert [new.num_computed_tokens for new in third.scheduled_new_reqs] == [32]
+
+
+def test_drafts_can_use_the_whole_budget() -> None:
+    """Then those further back wait for the next step."""
+    scheduler = make_scheduler(num_spec_tokens=3, budget=4)
+    request = add(scheduler, "a", [1], 50)
+    add(scheduler, "b", [1], 50)
+    run_step(scheduler)
+    request.spec_token_ids = [7, 8, 9]
+    plan = scheduler.schedule()
+    assert plan.num_scheduled_tokens == {"a": 4}
+    scheduler.update_from_output(plan, result(plan, a=[5]))
+    assert list(scheduler.schedule().num_scheduled_tokens) == ["a", "b"]
+
+
+def test_async_drafts_stop_at_the_longest_sequence() -> None:
+    """All positions are planned; what comes next depends on how many drafts are accepted."""
+    scheduler = make_scheduler(is_async=True, num_spec_tokens=3, max_model_len=9)
+    request = add(scheduler, "a", list(range(5)), 50)
+    first = scheduler.schedule()
+    second = scheduler.schedule()
+    assert second.num_scheduled_tokens == {"a": 3}
+    scheduler.update_from_output(first, result(first, a=1))
+    third = scheduler.schedule()
+    assert third.num_scheduled_tokens == {}
+    scheduler.update_from_output(second, result(second, a=2))
+    assert (request.num_tokens, request.num_computed_tokens) == (7, 6)
+    assert request.num_output_placeholders == 0
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 2}
