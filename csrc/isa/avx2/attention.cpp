@@ -7,8 +7,8 @@
 namespace twostep::avx2 {
 namespace {
 
-constexpr int kMicroRows = 6;    // query rows kept in registers
-constexpr int kScoreChains = 1;
+constexpr int kMicroRows = 6;  // query rows kept in registers
+constexpr int kAccumulators = 12;
 constexpr int kTileRows = 12;
 
 // The first n / 2 floats, at most 4, each twice.

@@ -7,8 +7,8 @@
 namespace twostep::avx512 {
 namespace {
 
-constexpr int kMicroRows = 12;    // query rows kept in registers
-constexpr int kScoreChains = 2;
+constexpr int kMicroRows = 12;  // query rows kept in registers
+constexpr int kAccumulators = 24;
 constexpr int kTileRows = 12;
 
 // The first n / 2 floats, at most 8, each twice.

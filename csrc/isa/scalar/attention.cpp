@@ -7,8 +7,8 @@
 namespace twostep::scalar {
 namespace {
 
-constexpr int kMicroRows = 4;    // query rows kept in registers
-constexpr int kScoreChains = 1;
+constexpr int kMicroRows = 4;  // query rows kept in registers
+constexpr int kAccumulators = 16;
 constexpr int kTileRows = 8;
 
 // Lane 2i and 2i + 1 are a pair; n lanes matter.
