@@ -99,6 +99,8 @@ def test_a_failure_without_a_culprit_is_forgiven() -> None:
     for name, prompt in PROMPTS.items():
         assert tokens[name] == oracle(prompt, 8, set())
     assert sum(len(p.num_scheduled_tokens) == 1 for p in ghost.plans) >= 3
+    # One token each proved them innocent; then they ran together again.
+    assert max(len(p.num_scheduled_tokens) for p in ghost.plans if p.step_id > 4) == 3
 
 
 def test_content_of_a_failed_step_is_not_found_later() -> None:
@@ -187,6 +189,27 @@ def test_a_broken_executor_ends_everybody_and_then_the_engine(is_async: bool) ->
         core.step_fn()
     with pytest.raises(EngineDeadError):
         core.add_request(make_engine_request("d"))
+
+
+def test_ids_of_a_plan_that_was_not_queued_are_told_again() -> None:
+    """The runner never heard that R2 lost its row; it must, before R2 comes back as new."""
+    core, ghost = make_core(is_async=False)
+    core.abort_requests(list(PROMPTS))
+    pool = core.scheduler.kv_cache_manager.pool
+    taken = pool.get_new_blocks(pool.num_free_blocks - 10)
+    core.add_request(make_engine_request("R1", 64, 3))
+    core.add_request(make_engine_request("R2", 80, 3))
+    core.step_fn()
+    ghost.fail_execute = fails_with("R1")
+    core.step_fn()
+    assert ghost.plans[-1].preempted_req_ids == {"R2"}
+    ghost.fail_execute = lambda plan: None
+    core.step_fn()
+    assert ghost.plans[-1].preempted_req_ids == {"R1", "R2"}
+    assert ghost.plans[-1].finished_req_ids == {"R1"}
+    assert [new.request_id for new in ghost.plans[-1].scheduled_new_reqs] == ["R2"]
+    pool.free_blocks(taken)
+    check(core.scheduler)
 
 
 class Interrupt(BaseException):

@@ -303,13 +303,10 @@ class KVCacheManager:
         start = table.num_published
         if num_full <= start:
             return
-        fresh = []
-        for block, block_hash in zip(
-            table.blocks[start:num_full], request.block_hashes[start:num_full], strict=True
-        ):
-            if block is not self.pool.null_block:
-                self.pool.cache_block(block, block_hash)
-                fresh.append(block)
+        # No null block is among these: blocks fall behind the window after they were published.
+        fresh = table.blocks[start:num_full]
+        for block, block_hash in zip(fresh, request.block_hashes[start:num_full], strict=True):
+            self.pool.cache_block(block, block_hash)
         table.num_published = num_full
         self._published.setdefault(step_id, []).extend(fresh)
 

@@ -47,9 +47,8 @@ class Request:
 
     What is on its way is told by step ids rather than by counters of its own:
 
-    * ``last_step_id`` later than the last processed step: a step with this request is in flight;
-    * a row of a plan before ``valid_from_step`` is *stale*: made before a preemption. Its tokens
-      are still right, but the counters no longer know of it;
+    * ``last_step_id`` later than the last processed step: a step with this request is in flight.
+      If it was preempted meanwhile, the tokens are still right, and it waits for them;
     * a row of a plan before ``drop_before_step`` is not this request's any more: thrown away.
     """
 
@@ -79,7 +78,6 @@ class Request:
         "stop_reason",
         "stop_token_ids",
         "use_structured_output",
-        "valid_from_step",
     )
 
     def __init__(
@@ -123,7 +121,6 @@ class Request:
 
         self.has_been_scheduled = False
         self.last_step_id = -1
-        self.valid_from_step = next_step_id
         self.drop_before_step = next_step_id
 
         self.prefill_stats: PrefillStats | None = None

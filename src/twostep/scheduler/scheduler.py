@@ -351,7 +351,6 @@ class Scheduler:
         request.num_output_placeholders = 0
         request.spec_token_ids = []
         request.num_preemptions += 1
-        request.valid_from_step = self._next_step_id
         if drop_stale:
             request.drop_before_step = self._next_step_id
         self.waiting.prepend_request(request)
@@ -404,10 +403,9 @@ class Scheduler:
             self._collect_prompt_logprobs(request, scheduler_output, model_runner_output)
         if not token_ids:
             return None
-        is_stale = scheduler_output.step_id < request.valid_from_step
-        if scheduler_output.scheduled_spec_decode_tokens and not is_stale:
+        if scheduler_output.scheduled_spec_decode_tokens:
             self._roll_back_refused_drafts(request, len(token_ids), scheduler_output)
-        token_ids, stopped = self._update_request_with_output(request, token_ids, is_stale=is_stale)
+        token_ids, stopped = self._update_request_with_output(request, token_ids)
         if self.suspects:
             self.suspects.pop(request_id, None)
         logprobs = model_runner_output.logprobs.get(request_id)
@@ -425,11 +423,11 @@ class Scheduler:
         )
 
     def _update_request_with_output(
-        self, request: Request, token_ids: list[int], *, is_stale: bool
+        self, request: Request, token_ids: list[int]
     ) -> tuple[list[int], bool]:
         """Append tokens up to the first stop; returns those kept, and whether it stopped.
 
-        ``is_stale``: the tokens were planned before a preemption, which cleared the placeholders.
+        A preempted request has no placeholders any more, but its tokens still arrive.
         """
         end: RequestStatus | None = None
         for index, token_id in enumerate(token_ids, start=1):
@@ -437,7 +435,7 @@ class Scheduler:
             if end is not None:
                 token_ids = token_ids[:index]
                 break
-        if request.num_output_placeholders and not is_stale:
+        if request.num_output_placeholders:
             request.num_output_placeholders -= len(token_ids)
         kv = self.kv_cache_manager
         if request.num_tokens % kv.block_size < len(token_ids):
@@ -459,8 +457,8 @@ class Scheduler:
         self, request: Request, num_tokens: int, scheduler_output: SchedulerOutput
     ) -> None:
         drafts = scheduler_output.scheduled_spec_decode_tokens.get(request.request_id)
-        if not drafts:
-            return
+        if not drafts or request.status is not RequestStatus.RUNNING:
+            return  # a preempted request starts from 0 anyway
         refused = len(drafts) + 1 - num_tokens
         request.num_computed_tokens -= refused
         if request.num_output_placeholders:
