@@ -123,6 +123,21 @@ def test_grammar_that_leaves_only_stops_lifts_min_tokens(make_sampler, case):
     assert sampled.tokens() == [2]
 
 
+@pytest.mark.parametrize(
+    ("history", "token"),
+    [
+        ([0, 4, 5], 7),  # the output ends in 4 5: no 6
+        ([4, 5], 6),  # the 4 belongs to the prompt
+        ([4], 6),
+        ([0, 4, 5, 4], 6),
+    ],
+)
+def test_bad_words_look_at_the_output_only(make_sampler, case, history, token):
+    c = case(RowParams(prompt_len=1, bad_words=[[4, 5, 6], [2]]), history)
+    sampled = make_sampler(8).run(f32([[0, 0, 9, 0, 0, 0, 5, 4]]), [c])
+    assert sampled.tokens() == [token]
+
+
 def test_alone_and_among_strangers(make_sampler, random_batch):
     """Tokens and log-probabilities: same bits for every batch, order, row and thread count."""
     rng = np.random.default_rng(7)
