@@ -36,8 +36,9 @@ class Bench:
             self.device, LAYERS, KV_HEADS, HEAD_DIM, num_blocks, dtype=self.dtype
         )
         self.qkv, q, out = (native.Rows(w, 512) for w in (QKV_WIDTH, WIDTH, WIDTH))
-        angles = np.arange(MAX_POSITION)[:, None] * 10000.0 ** -(np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
-        rope = native.RopeTable(np.cos(angles).astype(np.float32), np.sin(angles).astype(np.float32))
+        inv_freq = 10000.0 ** -(np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
+        angles = np.arange(MAX_POSITION)[:, None] * inv_freq
+        rope = native.RopeTable(*(f(angles).astype(np.float32) for f in (np.cos, np.sin)))
         self.plan, self.write_plan = native.Plan(), native.Plan()
         for layer in range(LAYERS):
             for plan in (self.plan, self.write_plan):
@@ -129,7 +130,7 @@ def main() -> None:
         return
     print(head)
     for r in results:
-        rate = f"{r['gb_per_s']:6.1f} GB/s" if "gb_per_s" in r else f"{r['gflop_per_s']:6.1f} GFLOP/s"
+        rate = next(f"{r[k]:6.1f} {k}" for k in ("gb_per_s", "gflop_per_s") if k in r)
         print(f"{r['case']:28} {r['ms']:9.3f} ms  {rate}  {r['profile']}")
 
 
