@@ -98,3 +98,23 @@ def test_withdrawn_content_is_not_found() -> None:
     kv.withdraw(high)  # holds nothing
     scheduler.update_from_output(step, result(step, low=1))
     check(scheduler)
+
+
+def test_waiting_requests_do_not_take_blocks_that_a_running_one_is_short_of() -> None:
+    """a needs two blocks, one is free and two are on their way: w has to wait its turn."""
+    scheduler = make_scheduler(
+        is_async=True,
+        num_blocks=1 + 5,
+        long_prefill_token_threshold=32,
+        full_sequence_must_fit=False,
+    )
+    add(scheduler, "a", 64, 10)
+    add(scheduler, "b", 20, 10)
+    first = scheduler.schedule()
+    assert first.num_scheduled_tokens == {"a": 32, "b": 20}
+    scheduler.finish_requests(["b"], RequestStatus.FINISHED_ABORTED)
+    add(scheduler, "w", 10, 10)
+    assert scheduler.schedule().num_scheduled_tokens == {}
+    scheduler.update_from_output(first, result(first, b=1))
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 32, "w": 10}
+    check(scheduler)
