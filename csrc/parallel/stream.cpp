@@ -87,6 +87,8 @@ uint64_t Stream::launch(const Plan& plan, std::shared_ptr<const Step> step) {
   } else {
     for (size_t i = 0; i < need; i++) launch->counters[i].value.store(0, std::memory_order_relaxed);
   }
+  // Drops the old step here, on the host's thread: it may hold the last reference to a Python object,
+  // and a worker that needed the interpreter lock would stall behind the host, or deadlock with it.
   launch->step = std::move(step);
   launch->current_op.store(0, std::memory_order_relaxed);
   launch->failed.store(false, std::memory_order_relaxed);
@@ -233,8 +235,7 @@ void Stream::finish(const LaunchPtr& launch) {
       before = launch->op_end[i];
     }
   }
-  launch->step.reset();  // no chunk is left that could read it
-  queue_.pop_front();    // launches complete in order
+  queue_.pop_front();  // launches complete in order
   free_.push_back(launch);
   completed_.store(launch->ticket, std::memory_order_release);
 }
