@@ -223,11 +223,14 @@ def test_parts_of_different_formats(isa: str, names: tuple[str, ...], precision:
 
 
 @pytest.mark.parametrize("isa", ISAS)
-@pytest.mark.parametrize(("name", "precision"), [
-    *((name, "int8") for name in (*QUANTIZED, *FLOATS)),
-    ("Q4_K", "bf16"),
-    ("Q8_0", "bf16"),
-])
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        *((name, "int8") for name in (*QUANTIZED, *FLOATS)),
+        ("Q4_K", "bf16"),
+        ("Q8_0", "bf16"),
+    ],
+)
 def test_a_row_is_the_same_in_every_batch(isa: str, name: str, precision: str) -> None:
     rng = np.random.default_rng(4)
     alone, batched = Bench(isa, threads=1), Bench(isa, threads=2)
@@ -265,7 +268,9 @@ def test_extreme_bytes_do_not_saturate(isa: str) -> None:
 
 @pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize(("name", "precision"), [("Q4_0", "int8"), ("Q8_0", "bf16"), ("F32", "bf16")])
+@pytest.mark.parametrize(
+    ("name", "precision"), [("Q4_0", "int8"), ("Q8_0", "bf16"), ("F32", "bf16")]
+)
 def test_bad_inputs_show_and_stay_in_their_row(
     isa: str, bad: float, name: str, precision: str
 ) -> None:
@@ -353,9 +358,7 @@ def test_gated_linear(isa: str, activation: str, formats_: tuple[str, str], n: i
     plan = native.Plan()
     native.add_put_rows(plan, bench.device, out, TOKENS, [again])
     bench.run(plan, step)
-    np.testing.assert_array_equal(
-        acts[0].dequantize(step, TOKENS), again.dequantize(step, TOKENS)
-    )
+    np.testing.assert_array_equal(acts[0].dequantize(step, TOKENS), again.dequantize(step, TOKENS))
 
 
 @pytest.mark.parametrize("isa", ISAS)
@@ -440,9 +443,7 @@ class MoeCase:
         bench.run(plan, make_step(bench.device, len(x)))
         return out.numpy().copy()
 
-    def expected(
-        self, x: np.ndarray, logits: np.ndarray, top_k: int, norm: bool
-    ) -> np.ndarray:
+    def expected(self, x: np.ndarray, logits: np.ndarray, top_k: int, norm: bool) -> np.ndarray:
         wide = logits.astype(np.float64)
         probs = np.exp(wide - wide.max(axis=1, keepdims=True))
         probs /= probs.sum(axis=1, keepdims=True)
@@ -470,7 +471,9 @@ def test_moe(isa: str, top_k: int, norm: bool) -> None:
     got = case.run(bench, x, logits, top_k, norm)
     want = case.expected(x, logits, top_k, norm)
     exact = bench.weight([case.down[0]], "bf16").act_form == F32
-    np.testing.assert_allclose(got, want, rtol=0, atol=np.abs(want).max() * (2e-6 if exact else 2e-2))
+    np.testing.assert_allclose(
+        got, want, rtol=0, atol=np.abs(want).max() * (2e-6 if exact else 2e-2)
+    )
     rough = case.run(bench, x, logits, top_k, norm, "int8")
     np.testing.assert_allclose(rough, want, rtol=0, atol=np.abs(want).max() * 0.03)
 

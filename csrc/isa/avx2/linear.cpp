@@ -11,18 +11,22 @@ namespace {
 #include "isa/linear.inc"
 #include "isa/linear_int8.inc"
 #include "isa/linear_exact.inc"
+#include "isa/avx2/linear_pairs.inc"
 
-// Sixteen registers hold a group's weights, or 2 * 6 accumulators.
-constexpr int kExactRows = 6;
+// 2 * 4 accumulators leave registers for expanding weights; with more they spill (measured).
+constexpr int kExactRows = 4;
+
+// From this many rows on, pairs of panels are faster (measured).
+constexpr int kPairRows = 6;
 
 template <Kind K>
 struct Int8 {
   static void call(const PanelArgs& a) {
-    if (a.rows == 1) {
-      int8_panels<K, 1>(a);
-    } else {
-      int8_panels<K, 0>(a);
+    if (a.rows == 1) return int8_panels<K, 1>(a);
+    if constexpr (info(K).bits == 4) {
+      if (a.rows >= kPairRows) return int8_pairs<K>(a);
     }
+    int8_panels<K, 0>(a);
   }
 };
 template <Kind K>

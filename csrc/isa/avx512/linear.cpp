@@ -13,9 +13,6 @@ namespace {
 #include "isa/linear_exact.inc"
 #include "isa/linear_bf16.inc"
 
-// 2 * 12 accumulators leave eight registers for the weights.
-constexpr int kFloatRows = 12;
-
 template <Kind K>
 struct Int8 {
   template <int R>
@@ -30,7 +27,7 @@ struct Exact {
   static void rows(const PanelArgs& a) {
     exact_panels<K, R>(a);
   }
-  static void call(const PanelArgs& a) { for_rows<Exact, kFloatRows>(a); }
+  static void call(const PanelArgs& a) { for_rows<Exact, Dot::kFloatRows>(a); }
 };
 template <Kind K>
 struct BF16 {
@@ -38,12 +35,12 @@ struct BF16 {
   static void rows(const PanelArgs& a) {
     bf16_panels<K, R>(a);
   }
-  static void call(const PanelArgs& a) { for_rows<BF16, kFloatRows>(a); }
+  static void call(const PanelArgs& a) { for_rows<BF16, Dot::kFloatRows>(a); }
 };
 
 const LinearKernels kTable{
     V::W,
-    {Dot::kMaxRows, kFloatRows, kFloatRows},
+    {Dot::kMaxRows, Dot::kFloatRows, Dot::kFloatRows},
     ActForm::BF16,
     Kind::U8,
     {{Int8<Kind::U4>::call, Int8<Kind::U4M>::call, Int8<Kind::U5>::call, Int8<Kind::U5M>::call,

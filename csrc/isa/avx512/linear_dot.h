@@ -9,7 +9,12 @@ struct Dot {
   using B = __m512i;
   // vpdpbusd takes four cycles: four rows keep it busy.
   static constexpr int kRowsAtOnce = 4;
+#ifdef TWOSTEP_EMULATE_AVX512
+  static constexpr int kMaxRows = 6, kFloatRows = 3;  // the compiler takes minutes for more
+#else
   static constexpr int kMaxRows = 16;
+  static constexpr int kFloatRows = 12;  // 2 * 12 accumulators leave eight registers for weights
+#endif
 
   static B load(const uint8_t* p) { return _mm512_loadu_si512(p); }
   static V::I set1_i(int32_t x) { return _mm512_set1_epi32(x); }
