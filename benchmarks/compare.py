@@ -2,10 +2,10 @@
 
     python benchmarks/compare.py MODEL.gguf --llama-bin DIR [--rounds 5] [--json FILE]
 
-DIR is what ``benchmarks/peers/setup_llama_cpp.sh`` prints. Ours goes through ``LLM`` with sampling,
-prefix caching and asynchronous scheduling on. llama.cpp runs with flash attention off and on, and the
-better of the two medians counts. Cells: prefill of 512 tokens; decode of B sequences from 128 tokens
-of context on, counting only steps in which all B decode.
+DIR is what ``benchmarks/peers/setup_llama_cpp.sh`` prints. Ours goes through ``LLM`` with
+sampling, prefix caching and asynchronous scheduling on. llama.cpp runs with flash attention off and
+on, and the better of the two medians counts. Cells: prefill of 512 tokens; decode of B sequences
+from 128 tokens of context on, counting only steps in which all B decode.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ NEW_TOKENS = 64
 
 def main() -> int:
     """Run the comparison; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--llama-bin", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
@@ -44,7 +46,9 @@ def main() -> int:
     def note(cell: str, who: str, value: float) -> None:
         figures.setdefault(cell, {}).setdefault(who, []).append(value)
 
-    with LLM(args.model, threads=args.threads, max_num_seqs=max(args.batch), max_model_len=1024) as llm:
+    with LLM(
+        args.model, threads=args.threads, max_num_seqs=max(args.batch), max_model_len=1024
+    ) as llm:
         ours_prefill(llm, seed=-1)  # warm up
         for batch in args.batch:
             ours_decode(llm, batch, seed=-1)
@@ -60,7 +64,11 @@ def main() -> int:
                     note(f"decode B={batch}", f"llama.cpp fa {flash}", speed)
     report(figures)
     if args.json:
-        machine = {"processor": processor(), "threads": args.threads, "python": platform.python_version()}
+        machine = {
+            "processor": processor(),
+            "threads": args.threads,
+            "python": platform.python_version(),
+        }
         args.json.write_text(
             json.dumps(
                 {
@@ -90,7 +98,9 @@ def ours_decode(llm: LLM, batch: int, seed: int) -> float:
         temperature=0.8, top_p=0.95, ignore_eos=True, max_tokens=NEW_TOKENS, seed=1
     )
     for _ in range(batch):
-        llm.add_request({"prompt_token_ids": generator.choices(range(100, 40000), k=CONTEXT)}, params)
+        llm.add_request(
+            {"prompt_token_ids": generator.choices(range(100, 40000), k=CONTEXT)}, params
+        )
     seconds, tokens, last = 0.0, 0, time.perf_counter()
     while llm.has_unfinished_requests():
         outputs = llm.step()
@@ -114,7 +124,9 @@ def llama(args: argparse.Namespace, tool: str, *options: str) -> str:
 def llama_prefill(args: argparse.Namespace, flash: str) -> float:
     """Prompt tokens per second."""
     flag = "1" if flash == "on" else "0"
-    out = llama(args, "llama-bench", "-p", str(PREFILL), "-n", "0", "-fa", flag, "-r", "2", "-o", "json")
+    out = llama(
+        args, "llama-bench", "-p", str(PREFILL), "-n", "0", "-fa", flag, "-r", "2", "-o", "json"
+    )
     return float(json.loads(out)[0]["avg_ts"])
 
 

@@ -3,9 +3,9 @@
     python benchmarks/quality.py MODEL.gguf --llama-bin DIR [--text FILE] [--json FILE]
 
 The reference is the file's own weights unpacked to float32 and run by llama.cpp in float32; its
-log-probabilities are kept (16 bits each, in the file that ``llama-perplexity`` writes). Both engines
-are then judged by perplexity and by the mean Kullback-Leibler divergence from that reference, over the
-second half of every chunk of 512 tokens, as ``llama-perplexity`` does.
+log-probabilities are kept (16 bits each, in the file that ``llama-perplexity`` writes). Both
+engines are then judged by perplexity and by the mean Kullback-Leibler divergence from that
+reference, over the second half of every chunk of 512 tokens, as ``llama-perplexity`` does.
 """
 
 from __future__ import annotations
@@ -33,12 +33,16 @@ CONTEXT = 512
 
 def main() -> int:
     """Run the comparison; returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--llama-bin", type=Path, required=True)
     parser.add_argument("--text", type=Path, default=Path("/usr/share/common-licenses/GPL-3"))
     parser.add_argument("--work", type=Path, help="keep the reference here and use it again")
-    parser.add_argument("--precision", choices=["int8", "bf16"], nargs="+", default=["int8", "bf16"])
+    parser.add_argument(
+        "--precision", choices=["int8", "bf16"], nargs="+", default=["int8", "bf16"]
+    )
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as scratch:
@@ -87,7 +91,8 @@ def llama_quality(args: argparse.Namespace, base: Path) -> tuple[float, float]:
     )  # fmt: skip
     perplexity = re.search(r"Mean PPL\(Q\)\s*:\s*([0-9.]+)", out)
     divergence = re.search(r"Mean\s+KLD:\s*([0-9.]+)", out)
-    assert perplexity and divergence, out[-2000:]
+    if perplexity is None or divergence is None:
+        raise SystemExit(f"llama-perplexity printed something else: {out[-500:]}")
     return float(perplexity[1]), float(divergence[1])
 
 

@@ -129,9 +129,7 @@ def test_prompt_in_chunks(
 
 
 @pytest.mark.parametrize("needle", list(NEEDLES))
-def test_after_a_prefix_cache_hit(
-    model: Path, alone: dict[str, Transcript], needle: str
-) -> None:
+def test_after_a_prefix_cache_hit(model: Path, alone: dict[str, Transcript], needle: str) -> None:
     params = NEEDLES[needle]
     with make(model) as llm:
         for length in (17, 33, 48):  # hits of every number of blocks, then of all but the last

@@ -30,7 +30,15 @@ def test_launches_run_in_order_and_once(threads: int, joins: bool) -> None:
     native.add_add(plan, device, x, x)
     stream = native.Stream(threads, joins)
     step = native.make_step(
-        device, 40, ints(0, 40), ints(40), ints(0), ints(39), ints(0), np.zeros((1, 3), np.int32), 16
+        device,
+        40,
+        ints(0, 40),
+        ints(40),
+        ints(0),
+        ints(39),
+        ints(0),
+        np.zeros((1, 3), np.int32),
+        16,
     )
     for rounds in range(1, 60):
         x.numpy()[:] = 1.0

@@ -1,14 +1,14 @@
 """Every error a user can meet.
 
-    TwostepError                     one clear line: cause, then cure
-    ├── UsageError                   bad command line or option            exit code 2
-    │   └── InvalidRequestError      bad prompt or sampling parameter      HTTP 400
-    ├── ModelError                   a model cannot be loaded              exit code 1
-    │   ├── ModelNotFoundError       no such name, file or repository
-    │   ├── ModelFileError           missing, truncated or corrupt file
-    │   └── UnsupportedModelError    architecture, format or feature not built
-    ├── OutOfMemoryError             weights or KV cache do not fit
-    └── EngineDeadError              the engine core stopped; nothing more will come
+TwostepError                     one clear line: cause, then cure
+├── UsageError                   bad command line or option            exit code 2
+│   └── InvalidRequestError      bad prompt or sampling parameter      HTTP 400
+├── ModelError                   a model cannot be loaded              exit code 1
+│   ├── ModelNotFoundError       no such name, file or repository
+│   ├── ModelFileError           missing, truncated or corrupt file
+│   └── UnsupportedModelError    architecture, format or feature not built
+├── OutOfMemoryError             weights or KV cache do not fit
+└── EngineDeadError              the engine core stopped; nothing more will come
 """
 
 

@@ -37,9 +37,7 @@ class PrefillStats(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
 
 
-class EngineCoreOutput(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False
-):
+class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """News of one request."""
 
     request_id: str

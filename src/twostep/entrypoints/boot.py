@@ -36,8 +36,8 @@ class BootReport:
             ("weights", f"{_mib(self.weight_bytes)} packed"),
             (
                 "kv cache",
-                f"{_mib(kv.total_bytes)} {self.kv_dtype}, used as it fills: {kv.num_tokens:,} tokens, "
-                f"{kv.max_concurrency:.1f} requests of {self.max_model_len:,} ({kv.reason})",
+                f"{_mib(kv.total_bytes)} {self.kv_dtype}, used as it fills: "
+                f"{kv.num_tokens:,} tokens, {kv.max_concurrency:.1f} requests of {self.max_model_len:,} ({kv.reason})",
             ),
             (
                 "step",

@@ -9,8 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twostep import _native as native
-from twostep.config.engine import CacheConfig, KVCacheDtype, LinearPrecision, SchedulerConfig
-from twostep.config.engine import SchedulingPolicy
+from twostep.config.engine import (
+    CacheConfig,
+    KVCacheDtype,
+    LinearPrecision,
+    SchedulerConfig,
+    SchedulingPolicy,
+)
 from twostep.config.model import ModelConfig
 from twostep.contracts.errors import OutOfMemoryError, UsageError
 from twostep.engine.client import InprocClient
@@ -23,7 +28,7 @@ from twostep.kv_cache.sizing import KVCacheSizing, kv_block_bytes, size_kv_cache
 from twostep.models.loader.checkpoint import Checkpoint
 from twostep.models.loader.open import open_checkpoint
 from twostep.models.registry import load_model
-from twostep.ops.cpu.device_model import CpuModel, DeviceLimits
+from twostep.ops.cpu.device_model import CpuModel, DeviceLimits, RecordableModel
 from twostep.ops.cpu.weights import CpuWeights
 from twostep.runner.model_runner import ModelRunner
 
@@ -267,7 +272,7 @@ def common_window(config: ModelConfig) -> int | None:
 
 
 def _record(
-    model: object,
+    model: RecordableModel,
     config: ModelConfig,
     device: native.Device,
     scheduler_config: SchedulerConfig,

@@ -38,9 +38,7 @@ class AsyncOutput:
         for request_id, token in zip(self._owners, self._sampled.tokens(), strict=True):
             if token >= 0:
                 tokens[request_id].append(token)
-        output = ModelRunnerOutput(
-            req_ids=self._req_ids, sampled_token_ids=list(tokens.values())
-        )
+        output = ModelRunnerOutput(req_ids=self._req_ids, sampled_token_ids=list(tokens.values()))
         for row, why in self._sampled.failed(self._slice_rows):
             output.failed_req_ids[self._owners[row]] = why
         if self._with_logprobs:

@@ -37,8 +37,11 @@ class InputBatch:
     @property
     def positions(self) -> Int32Array:
         """[T] position of each token in its sequence."""
-        offsets = np.repeat(self.num_computed_tokens - self.query_start_loc[:-1], self.num_scheduled_tokens)
-        return offsets.astype(np.int32) + np.arange(self.num_tokens, dtype=np.int32)
+        shift = self.num_computed_tokens - self.query_start_loc[:-1]
+        offsets: Int32Array = np.repeat(shift, self.num_scheduled_tokens)
+        positions: Int32Array = np.arange(self.num_tokens, dtype=np.int32)
+        positions += offsets
+        return positions
 
     @property
     def logits_indices(self) -> Int32Array:

@@ -154,7 +154,11 @@ class ModelRunner:
                 requests=sampling,
                 kinds=np.full(len(sampling), SAMPLE, dtype=np.uint8),
             )
-        indices, requests, kinds = [ends[sampling] - 1], [sampling], [np.full(len(sampling), SAMPLE)]
+        indices, requests, kinds = (
+            [ends[sampling] - 1],
+            [sampling],
+            [np.full(len(sampling), SAMPLE)],
+        )
         for request in scored:
             computed = int(batch.num_computed_tokens[request])
             prompt_len = self.states[batch.req_ids[request]].prompt_len

@@ -93,9 +93,7 @@ class SampledRows:
     ) -> tuple[Int32Array, NDArray[np.float32], int] | None:
         """Ids and log-probabilities (the row's own token, then the best n) and its rank."""
         part = self._slices[row // slice_rows]
-        result: tuple[Int32Array, NDArray[np.float32], int] | None = part.logprobs(
-            row % slice_rows
-        )
+        result: tuple[Int32Array, NDArray[np.float32], int] | None = part.logprobs(row % slice_rows)
         return result
 
 
@@ -130,9 +128,7 @@ class CpuModel:
             limits.block_size,
             kv_cache_dtype,
         )
-        self.sample_state = native.SampleState(
-            limits.max_num_seqs, config.vocab_size, num_threads
-        )
+        self.sample_state = native.SampleState(limits.max_num_seqs, config.vocab_size, num_threads)
         buffers = Buffers(limits.max_num_batched_tokens, limits.max_logits_rows)
 
         def new_ops() -> CpuOps:

@@ -1,10 +1,10 @@
 """Records a model's ``forward`` as a native plan over static buffers.
 
-Recording has two halves. While ``forward`` runs, each op appends a :class:`Record` and each reader
-notes in which *form* it wants its input: plain float32 rows, or activations quantised for the
-weights that will read them. Afterwards :meth:`CpuOps.finish` walks the records in order, gives every
-value its buffers (reused as soon as the last reader is past) and adds the native ops, which write
-each value directly in the forms its readers want. So a norm quantises its own row, the MLP's
+Recording has two halves. While ``forward`` runs, each op appends a :class:`Record` and each
+reader notes in which *form* it wants its input: plain float32 rows, or activations quantised for
+the weights that will read them. Afterwards :meth:`CpuOps.finish` walks the records in order, gives
+every value its buffers (reused as soon as the last reader is past) and adds the native ops, which
+write each value directly in the forms its readers want. So a norm quantises its own row, the MLP's
 gating quantises its product, and a residual addition happens inside the matrix product before it.
 
 Legend: T tokens of the flat batch, S rows that get logits.
@@ -326,9 +326,7 @@ class CpuOps:
         """Sampling, the last op of the sample plan."""
 
         def emit(_: Record) -> None:
-            native.add_sample(
-                self.plan, self._device, logits.rows, sample_state, self._token_table
-            )
+            native.add_sample(self.plan, self._device, logits.rows, sample_state, self._token_table)
 
         self._record("sample", [logits], None, emit)
 

@@ -69,9 +69,7 @@ class CpuWeights:
         pair = GatedWeight(packed, gate.shape[0], gate.shape[1])
         return pair, pair
 
-    def embedding(
-        self, table: RawTensor, *, tied: bool, precision: LinearPrecision
-    ) -> CpuWeight:
+    def embedding(self, table: RawTensor, *, tied: bool, precision: LinearPrecision) -> CpuWeight:
         """See ``WeightFactory.embedding``: packed like any matrix; ``embed`` unpacks rows."""
         del tied  # one layout serves both readers
         return self.linear([table], precision=precision)
