@@ -24,7 +24,8 @@ Memory::Memory(size_t bytes, bool huge_pages) : bytes_(bytes) {
   }
   const auto address = (reinterpret_cast<uintptr_t>(base_) + align - 1) / align * align;
   data_ = reinterpret_cast<void*>(address);
-  if (huge) madvise(data_, (bytes + align - 1) / align * align, MADV_HUGEPAGE);
+  // Said either way: some systems give huge pages to whoever does not refuse them.
+  madvise(data_, (bytes + align - 1) / align * align, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE);
 }
 
 Memory::~Memory() {

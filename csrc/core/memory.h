@@ -6,8 +6,8 @@
 
 namespace twostep {
 
-// An anonymous mapping: 2 MiB aligned and on huge pages where the system grants them (weights,
-// KV, activations are all streamed). Untouched pages cost nothing. Freed by the destructor.
+// An anonymous mapping, by default 2 MiB aligned and on huge pages where the system grants them (weights
+// and activations are streamed). Untouched pages cost nothing. Freed by the destructor.
 class Memory {
  public:
   Memory() = default;

@@ -91,8 +91,10 @@ KVCache::KVCache(const KernelTable& table, int num_layers_, int num_kv_heads_, i
   }
   block_bytes_ = static_cast<size_t>(kBlockSize) * head_dim * layout().element_bytes;
   const size_t pool = block_bytes_ * num_layers * num_kv_heads * num_blocks;
-  k_ = Memory(pool);
-  v_ = Memory(pool);
+  // Small pages: the first block of a request lies in as many places as there are layers and heads,
+  // and a huge page behind each would be zeroed and held before anything else is stored in it.
+  k_ = Memory(pool, false);
+  v_ = Memory(pool, false);
 }
 
 std::shared_ptr<const AttentionScratch> KVCache::scratch(int num_threads, int tile_rows) {
