@@ -2,17 +2,20 @@
 //
 // A weight is cut into panels of `width` outputs (the vector width in floats); outputs that the last
 // panel lacks are zeros. K is cut into groups of 32, as activations are (core/act.h). A panel is
-//     values | scales | minima
+//     values | scales | supers
 // each contiguous, with groups outermost:
 //     4 bits: values [groups][4][width][4] bytes: byte (j, n, b) holds, for output n, k = 4j + b in
 //             its low and k = 16 + 4j + b in its high nibble (k within the group of 32)
 //     8 bits: values [groups][8][width][4] bytes: byte (j, n, b) is k = 4j + b
 //     BF16:   [groups * 16][width][2], pairs of k; F16 and F32: [groups * 32][width]
-//     scales: fp16 [groups][width], or [groups][2][width] for groups of 16
-//     minima: fp16 [groups][width]
-// so weight = (value - zero_point) * scale + minimum, times the panel's `factor` (a power of two, for
-// scales that fp16 would lose). Four consecutive k for each output is what the byte dot products of
-// x86 (vpmaddubsw, vpdpbusd) take in one lane.
+//     scales: fp16 [groups][width], or [groups][2][width]: scale and minimum. k-quants instead keep
+//             the integers of their file: u8 [groups][2][width], scale and minimum, or (Q6_K) s8
+//             [groups][2][width], the scales of the group's halves
+//     supers: k-quants: fp16 [groups / 8][width], or [groups / 8][2][width]: what the integers of a
+//             super-block of 256 are multiplied with
+// so weight = (value - zero_point) * scale + minimum, where a k-quant's scale and minimum are products
+// that float32 holds exactly. Four consecutive k for each output is what the byte dot products of x86
+// (vpmaddubsw, vpdpbusd) take in one lane.
 #pragma once
 #include "core/act.h"
 
@@ -21,43 +24,66 @@ namespace twostep {
 // How the values of a packed weight lie in memory.
 enum class Kind : uint8_t {
   U4,   // 0..15, zero point 8: Q4_0
-  U4M,  // 0..15, minimum: Q4_1, Q4_K
+  U4M,  // 0..15, minimum: Q4_1
+  U4K,  // 0..15, minimum, super-blocks: Q4_K
   U5,   // 0..31 in a byte, zero point 16: Q5_0
-  U5M,  // 0..31 in a byte, minimum: Q5_1, Q5_K
-  U6,   // 0..63 in a byte, zero point 32, groups of 16: Q6_K
+  U5M,  // 0..31 in a byte, minimum: Q5_1
+  U5K,  // 0..31 in a byte, minimum, super-blocks: Q5_K
+  U6K,  // 0..63 in a byte, zero point 32, groups of 16, super-blocks: Q6_K
   U8,   // 0..255, zero point 128: Q8_0 where the dot product is unsigned by signed
   S8,   // -128..127: Q8_0 elsewhere
   BF16,
   F16,
   F32,
 };
-inline constexpr int kNumKinds = 10;
+inline constexpr int kNumKinds = 12;
+
+// Groups in a super-block of k-quants; their K is a multiple of it.
+inline constexpr int kSuperGroups = 8;
 
 struct KindInfo {
   int bits;
   int max_value;
   int zero_point;
   bool has_min;
-  bool halves;  // two scales in each group of 32
+  bool has_supers;  // k-quants
+  bool halves;      // two scales in each group of 32
 
   constexpr bool is_quantized() const { return max_value != 0; }
   constexpr size_t value_bytes(int width) const {
     return static_cast<size_t>(width) * kGroup * bits / 8;
   }
   constexpr size_t scale_bytes(int width) const {
-    return is_quantized() ? static_cast<size_t>(width) * (halves ? 4 : 2) : 0;
+    const int terms = has_min || halves ? 2 : 1;
+    return is_quantized() ? static_cast<size_t>(width) * terms * (has_supers ? 1 : 2) : 0;
+  }
+  // Of a whole super-block.
+  constexpr size_t super_bytes(int width) const {
+    return has_supers ? static_cast<size_t>(width) * (has_min ? 4 : 2) : 0;
+  }
+  constexpr size_t scales_offset(int width, int groups) const { return value_bytes(width) * groups; }
+  constexpr size_t supers_offset(int width, int groups) const {
+    return (value_bytes(width) + scale_bytes(width)) * groups;
   }
   constexpr size_t panel_bytes(int width, int groups) const {
-    const size_t minima = has_min ? static_cast<size_t>(width) * 2 : 0;
-    return ((value_bytes(width) + scale_bytes(width) + minima) * groups + 63) / 64 * 64;
+    const size_t supers = super_bytes(width) * (groups / kSuperGroups);
+    return (supers_offset(width, groups) + supers + 63) / 64 * 64;
   }
 };
 
 constexpr KindInfo kKindInfo[kNumKinds] = {
-    {4, 15, 8, false, false},    {4, 15, 0, true, false}, {8, 31, 16, false, false},
-    {8, 31, 0, true, false},     {8, 63, 32, false, true}, {8, 255, 128, false, false},
-    {8, 127, 0, false, false},   {16, 0, 0, false, false}, {16, 0, 0, false, false},
-    {32, 0, 0, false, false},
+    {4, 15, 8, false, false, false},    // U4
+    {4, 15, 0, true, false, false},     // U4M
+    {4, 15, 0, true, true, false},      // U4K
+    {8, 31, 16, false, false, false},   // U5
+    {8, 31, 0, true, false, false},     // U5M
+    {8, 31, 0, true, true, false},      // U5K
+    {8, 63, 32, false, true, true},     // U6K
+    {8, 255, 128, false, false, false}, // U8
+    {8, 127, 0, false, false, false},   // S8
+    {16, 0, 0, false, false, false},    // BF16
+    {16, 0, 0, false, false, false},    // F16
+    {32, 0, 0, false, false, false},    // F32
 };
 constexpr const KindInfo& info(Kind kind) { return kKindInfo[static_cast<int>(kind)]; }
 
@@ -66,7 +92,6 @@ struct PanelArgs {
   const uint8_t* panel;
   size_t panel_stride;  // bytes from a panel to the next
   int outputs;          // y columns to write; ceil(outputs / width) panels are read
-  float factor;
   Act act;              // from the tile's first row
   int rows;             // the tile's, 1 .. max_tile_rows
   float* y;             // row m at y + m * y_stride
@@ -80,7 +105,7 @@ enum class GateFn : uint8_t { Silu, GeluTanh };
 struct LinearKernels {
   int width;
   int max_tile_rows[kNumActForms];
-  ActForm bf16_form;  // what the "bf16" precision reads; F32 weights always read F32
+  ActForm bf16_form;  // what BF16 weights read
   Kind byte_kind;     // how Q8_0 is packed: U8 or S8
   // Null where a kind can't be read with a form.
   void (*panels[kNumActForms][kNumKinds])(const PanelArgs&);

@@ -1,7 +1,5 @@
 #include "ops/linear_decode.h"
 
-#include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <stdexcept>
 
@@ -25,7 +23,6 @@ uint16_t load_u16(const uint8_t* p) {
   std::memcpy(&x, p, 2);
   return x;
 }
-float load_half(const uint8_t* p) { return f16_to_f32(load_u16(p)); }
 
 void nibbles(const uint8_t* packed, uint8_t* q) {
   for (int i = 0; i < 16; i++) {
@@ -39,21 +36,24 @@ void fifth_bits(const uint8_t* word, uint8_t* q) {
   for (int i = 0; i < kGroup; i++) q[i] |= (word[i / 8] >> (i % 8) & 1) << 4;
 }
 
-void set_scale(Group& out, float scale, float minimum) {
-  out.scale[0] = out.scale[1] = scale;
-  out.minimum = minimum;
+void set_scale(Group& out, const uint8_t* d, const uint8_t* dmin = nullptr) {
+  out.d = load_u16(d);
+  out.dmin = dmin ? load_u16(dmin) : 0;
+  out.scale[0] = out.scale[1] = 1;
+  out.minimum = 1;
 }
 
 // Scale and minimum of sub-block j of 8: 6 bits each; the last four keep their two upper bits in the
 // upper bits of the first eight bytes.
-void k_scales(const uint8_t* packed, int j, int& scale, int& minimum) {
+void k_scales(const uint8_t* packed, int j, Group& out) {
   if (j < 4) {
-    scale = packed[j] & 63;
-    minimum = packed[4 + j] & 63;
+    out.scale[0] = packed[j] & 63;
+    out.minimum = packed[4 + j] & 63;
   } else {
-    scale = (packed[4 + j] & 15) | packed[j - 4] >> 6 << 4;
-    minimum = packed[4 + j] >> 4 | packed[j] >> 6 << 4;
+    out.scale[0] = static_cast<int16_t>((packed[4 + j] & 15) | packed[j - 4] >> 6 << 4);
+    out.minimum = static_cast<uint8_t>(packed[4 + j] >> 4 | packed[j] >> 6 << 4);
   }
+  out.scale[1] = out.scale[0];
 }
 
 // 32 bytes hold sub-block 2j in their low nibbles and 2j + 1 in their high ones.
@@ -62,12 +62,12 @@ void k_nibbles(const uint8_t* packed, int j, uint8_t* q) {
   for (int i = 0; i < kGroup; i++) q[i] = j % 2 ? bytes[i] >> 4 : bytes[i] & 15;
 }
 
-// Q4_K and Q5_K: d, dmin, 12 bytes of scales, then 32 bytes of fifth bits (Q5_K), then nibbles.
+// Q4_K and Q5_K: d, dmin (subtracted), 12 bytes of scales, then 32 bytes of fifth bits (Q5_K), then
+// nibbles.
 void decode_k(const uint8_t* block, int j, bool five_bits, Group& out) {
-  int scale, minimum;
-  k_scales(block + 4, j, scale, minimum);
-  set_scale(out, load_half(block) * static_cast<float>(scale),
-            -load_half(block + 2) * static_cast<float>(minimum));
+  out.d = load_u16(block);
+  out.dmin = load_u16(block + 2) ^ 0x8000;
+  k_scales(block + 4, j, out);
   k_nibbles(block + (five_bits ? 48 : 16), j, out.q);
   if (!five_bits) return;
   for (int i = 0; i < kGroup; i++) out.q[i] |= (block[16 + i] >> j & 1) << 4;
@@ -83,10 +83,9 @@ void decode_q6_k(const uint8_t* block, int g, Group& out) {
     const int nibble = j < 2 ? low[i] & 15 : low[i] >> 4;
     out.q[i] = static_cast<uint8_t>(nibble | (high[i] >> 2 * j & 3) << 4);
   }
-  const float d = load_half(block + 208);
-  for (int h = 0; h < 2; h++) {
-    out.scale[h] = d * static_cast<float>(static_cast<int8_t>(block[192 + g * 2 + h]));
-  }
+  out.d = load_u16(block + 208);
+  out.dmin = 0;
+  for (int h = 0; h < 2; h++) out.scale[h] = static_cast<int8_t>(block[192 + g * 2 + h]);
   out.minimum = 0;
 }
 
@@ -119,21 +118,21 @@ void decode_group(Format format, const uint8_t* row, int g, Group& out) {
   switch (format) {
     case Format::Q8_0:  // as 0..255
       for (int i = 0; i < kGroup; i++) out.q[i] = block[2 + i] ^ 0x80;
-      return set_scale(out, load_half(block), 0);
+      return set_scale(out, block);
     case Format::Q4_0:
       nibbles(block + 2, out.q);
-      return set_scale(out, load_half(block), 0);
+      return set_scale(out, block);
     case Format::Q4_1:
       nibbles(block + 4, out.q);
-      return set_scale(out, load_half(block), load_half(block + 2));
+      return set_scale(out, block, block + 2);
     case Format::Q5_0:
       nibbles(block + 6, out.q);
       fifth_bits(block + 2, out.q);
-      return set_scale(out, load_half(block), 0);
+      return set_scale(out, block);
     case Format::Q5_1:
       nibbles(block + 8, out.q);
       fifth_bits(block + 4, out.q);
-      return set_scale(out, load_half(block), load_half(block + 2));
+      return set_scale(out, block, block + 2);
     case Format::Q4_K:
       return decode_k(block, g % 8, false, out);
     case Format::Q5_K:
@@ -143,21 +142,6 @@ void decode_group(Format format, const uint8_t* row, int g, Group& out) {
     default:
       throw std::logic_error("decode_group: not a quantised format");
   }
-}
-
-float scale_bound(Format format, const uint8_t* row, int k) {
-  const int bytes = block_size(format).bytes;
-  float bound = 0;
-  for (int b = 0; b < k / 256; b++) {
-    const uint8_t* block = row + static_cast<size_t>(b) * bytes;
-    if (format == Format::Q6_K) {
-      bound = std::max(bound, std::fabs(load_half(block + 208)) * 128.0f);
-    } else {
-      bound = std::max(bound, std::fabs(load_half(block)) * 63.0f);
-      bound = std::max(bound, std::fabs(load_half(block + 2)) * 63.0f);
-    }
-  }
-  return bound;
 }
 
 }  // namespace twostep

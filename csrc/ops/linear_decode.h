@@ -19,15 +19,15 @@ BlockSize block_size(Format format);
 // Bytes of a row of `k` weights. Throws std::invalid_argument unless k fills whole blocks.
 size_t row_bytes(Format format, int k);
 
-// weight[i] = (q[i] - zero_point) * scale[i / 16] + minimum, with the zero point of the format's kind.
+// weight[i] = (q[i] - zero_point) * d * scale[i / 16] + dmin * minimum, with the zero point of the
+// format's kind. `d` and `dmin` are fp16; `scale` and `minimum` are 1 but for k-quants.
 struct Group {
   uint8_t q[kGroup];
-  float scale[2];
-  float minimum;
+  uint16_t d, dmin;
+  int16_t scale[2];
+  uint8_t minimum;
 };
 // Group g of a row of a quantised format.
 void decode_group(Format format, const uint8_t* row, int g, Group& out);
-// A bound on every |scale| and |minimum| of a row of Q4_K, Q5_K or Q6_K.
-float scale_bound(Format format, const uint8_t* row, int k);
 
 }  // namespace twostep

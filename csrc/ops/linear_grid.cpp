@@ -66,7 +66,7 @@ void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int
       outputs += units_[first].outputs;
     }
     kernels.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
-        {unit.panel, segment.stride, outputs, segment.factor, act, rows, y + (unit.first - origin),
+        {unit.panel, segment.stride, outputs, act, rows, y + (unit.first - origin),
          y_stride, bias ? bias + unit.first : nullptr, add});
   }
 }

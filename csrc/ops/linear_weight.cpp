@@ -26,12 +26,12 @@ Kind kind_of(Format format, Kind byte_kind) {
     case Format::BF16: return Kind::BF16;
     case Format::Q8_0: return byte_kind;
     case Format::Q4_0: return Kind::U4;
-    case Format::Q4_1:
-    case Format::Q4_K: return Kind::U4M;
+    case Format::Q4_1: return Kind::U4M;
+    case Format::Q4_K: return Kind::U4K;
     case Format::Q5_0: return Kind::U5;
-    case Format::Q5_1:
-    case Format::Q5_K: return Kind::U5M;
-    case Format::Q6_K: return Kind::U6;
+    case Format::Q5_1: return Kind::U5M;
+    case Format::Q5_K: return Kind::U5K;
+    case Format::Q6_K: return Kind::U6K;
   }
   throw std::logic_error("kind_of: unknown format");
 }
@@ -42,9 +42,7 @@ ActForm form_for(const LinearKernels& kernels, const std::vector<RawPart>& parts
   if (precision == Precision::Int8 && all([](const RawPart& p) { return !is_float(p.format); })) {
     return ActForm::Q8;
   }
-  if (all([](const RawPart& p) { return p.format != Format::F32 && p.format != Format::F16; })) {
-    return kernels.bf16_form;
-  }
+  if (all([](const RawPart& p) { return p.format == Format::BF16; })) return kernels.bf16_form;
   return ActForm::F32;
 }
 
@@ -60,52 +58,45 @@ void parallel_for(int n, int num_threads, const std::function<void(int)>& work) 
   for (auto& thread : threads) thread.join();
 }
 
-// A power of two that brings the products d * scale of a k-quant to the top of fp16's range. They
-// are not fp16 numbers in the file; near fp16's lower end they would lose bits, or all.
-float factor_for(const RawPart& part, int num_threads) {
-  if (block_size(part.format).length != 256) return 1.0f;
-  const size_t stride = row_bytes(part.format, part.k);
-  std::vector<float> bounds(part.n);
-  parallel_for((part.n + 63) / 64, num_threads, [&](int i) {
-    for (int n = i * 64; n < std::min(part.n, (i + 1) * 64); n++) {
-      bounds[n] = scale_bound(part.format, part.data + n * stride, part.k);
-    }
-  });
-  const float bound = *std::max_element(bounds.begin(), bounds.end());
-  if (!(bound > 0) || !std::isfinite(bound)) return 1.0f;
-  return std::ldexp(1.0f, std::ilogb(bound) - 14);  // bound / factor < 2^15
-}
-
 void store_u16(uint8_t* p, uint16_t x) { std::memcpy(p, &x, 2); }
 
 // Lane `lane` of group g of a quantised panel.
-void put_quantized_group(const KindInfo& kind, bool is_signed, int width, int groups, uint8_t* panel,
-                         int lane, int g, const Group& group, float inverse_factor) {
-  uint8_t* values = panel + kind.value_bytes(width) * g + lane * 4;
-  for (int j = 0; j < (kind.bits == 4 ? 4 : 8); j++) {
+void put_values(Kind kind, int width, uint8_t* panel, int lane, int g, const Group& group) {
+  const KindInfo& k = info(kind);
+  uint8_t* values = panel + k.value_bytes(width) * g + lane * 4;
+  for (int j = 0; j < (k.bits == 4 ? 4 : 8); j++) {
     for (int b = 0; b < 4; b++) {
       uint8_t v = group.q[4 * j + b];
-      if (kind.bits == 4) v = static_cast<uint8_t>(v | group.q[16 + 4 * j + b] << 4);
-      values[j * width * 4 + b] = is_signed ? v ^ 0x80 : v;
+      if (k.bits == 4) v = static_cast<uint8_t>(v | group.q[16 + 4 * j + b] << 4);
+      values[j * width * 4 + b] = kind == Kind::S8 ? v ^ 0x80 : v;
     }
   }
-  uint8_t* scales = panel + kind.value_bytes(width) * groups + kind.scale_bytes(width) * g;
-  for (int h = 0; h < (kind.halves ? 2 : 1); h++) {
-    store_u16(scales + (h * width + lane) * 2, f32_to_f16(group.scale[h] * inverse_factor));
+}
+
+void put_scales(Kind kind, int width, int groups, uint8_t* panel, int lane, int g, const Group& group) {
+  const KindInfo& k = info(kind);
+  uint8_t* scales = panel + k.scales_offset(width, groups) + k.scale_bytes(width) * g;
+  if (!k.has_supers) {
+    store_u16(scales + lane * 2, group.d);
+    if (k.has_min) store_u16(scales + (width + lane) * 2, group.dmin);
+    return;
   }
-  if (!kind.has_min) return;
-  uint8_t* minima = panel + (kind.value_bytes(width) + kind.scale_bytes(width)) * groups;
-  store_u16(minima + (static_cast<size_t>(g) * width + lane) * 2,
-            f32_to_f16(group.minimum * inverse_factor));
+  scales[lane] = static_cast<uint8_t>(group.scale[0]);
+  scales[width + lane] = k.halves ? static_cast<uint8_t>(group.scale[1]) : group.minimum;
+  if (g % kSuperGroups != 0) return;
+  uint8_t* supers =
+      panel + k.supers_offset(width, groups) + k.super_bytes(width) * (g / kSuperGroups);
+  store_u16(supers + lane * 2, group.d);
+  if (k.has_min) store_u16(supers + (width + lane) * 2, group.dmin);
 }
 
 void put_quantized_row(Kind kind, Format format, int width, int groups, uint8_t* panel, int lane,
-                       const uint8_t* row, float inverse_factor) {
+                       const uint8_t* row) {
   Group group;
   for (int g = 0; g < groups; g++) {
     decode_group(format, row, g, group);
-    put_quantized_group(info(kind), kind == Kind::S8, width, groups, panel, lane, g, group,
-                        inverse_factor);
+    put_values(kind, width, panel, lane, g, group);
+    put_scales(kind, width, groups, panel, lane, g, group);
   }
 }
 
@@ -128,8 +119,7 @@ void pack_part(const RawPart& part, const PackTarget& target, int width, uint8_t
     for (int lane = 0; lane < std::min(width, part.n - p * width); lane++) {
       const uint8_t* row = part.data + static_cast<size_t>(p * width + lane) * stride;
       if (quantized) {
-        put_quantized_row(target.kind, part.format, width, groups, panel, lane, row,
-                          1.0f / target.factor);
+        put_quantized_row(target.kind, part.format, width, groups, panel, lane, row);
       } else {
         put_float_row(target.kind, width, part.k, panel, lane, row);
       }
@@ -177,17 +167,36 @@ float half_at(const uint8_t* p, size_t index) {
   return f16_to_f32(h);
 }
 
+// The scale of half h of group g of one lane, and what to add to value * scale.
+struct ScaleAndOffset {
+  float scale, offset;
+};
+ScaleAndOffset scale_at(Kind kind, const uint8_t* panel, int width, int groups, int lane, int g, int h) {
+  const KindInfo& k = info(kind);
+  const uint8_t* scales = panel + k.scales_offset(width, groups) + k.scale_bytes(width) * g;
+  float scale, minimum = 0;
+  if (k.has_supers) {
+    const uint8_t* supers =
+        panel + k.supers_offset(width, groups) + k.super_bytes(width) * (g / kSuperGroups);
+    const uint8_t first = scales[h * width + lane];
+    scale = half_at(supers, lane) * static_cast<float>(k.halves ? static_cast<int8_t>(first) : first);
+    if (k.has_min) minimum = half_at(supers, width + lane) * static_cast<float>(scales[width + lane]);
+  } else {
+    scale = half_at(scales, lane);
+    if (k.has_min) minimum = half_at(scales, width + lane);
+  }
+  return {scale, k.has_min ? minimum : -static_cast<float>(k.zero_point) * scale};
+}
+
 void unpack_group(Kind kind, const uint8_t* panel, int width, int groups, int lane, int g, float* out) {
   const KindInfo& k = info(kind);
-  const uint8_t* scales = panel + k.value_bytes(width) * groups;
-  const uint8_t* minima = scales + k.scale_bytes(width) * groups;
-  for (int i = 0; i < kGroup; i++) {
-    const size_t half = k.halves ? static_cast<size_t>(g) * 2 + i / 16 : static_cast<size_t>(g);
-    const float scale = half_at(scales, half * width + lane);
-    const float offset = k.has_min ? half_at(minima, static_cast<size_t>(g) * width + lane)
-                                   : -static_cast<float>(k.zero_point) * scale;
-    const int value = value_at(kind, panel + k.value_bytes(width) * g, width, lane, i);
-    out[i] = std::fma(static_cast<float>(value), scale, offset);
+  const uint8_t* values = panel + k.value_bytes(width) * g;
+  const int length = k.halves ? kGroup / 2 : kGroup;
+  for (int h = 0; h < kGroup / length; h++) {
+    const auto [scale, offset] = scale_at(kind, panel, width, groups, lane, g, h);
+    for (int i = h * length; i < (h + 1) * length; i++) {
+      out[i] = std::fma(static_cast<float>(value_at(kind, values, width, lane, i)), scale, offset);
+    }
   }
 }
 
@@ -205,15 +214,14 @@ PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>&
   for (const RawPart& part : parts) {
     const Kind kind = kind_of(part.format, kernels.byte_kind);
     const size_t stride = info(kind).panel_bytes(width_, groups());
-    targets.push_back({kind, size, stride, factor_for(part, num_threads)});
+    targets.push_back({kind, size, stride});
     size += stride * panels_of(part.n, width_);
   }
   memory_ = std::make_shared<Memory>(size + 4096);  // kernels prefetch beyond the end
   auto* base = memory_->as<uint8_t>();
   for (size_t i = 0; i < parts.size(); i++) {
     pack_part(parts[i], targets[i], width_, base, num_threads);
-    segments_.push_back({targets[i].kind, base + targets[i].offset, targets[i].stride, n_, parts[i].n,
-                         targets[i].factor});
+    segments_.push_back({targets[i].kind, base + targets[i].offset, targets[i].stride, n_, parts[i].n});
     n_ += parts[i].n;
   }
 }
@@ -231,7 +239,7 @@ GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, con
   for (int i = 0; i < 2; i++) {
     const Kind kind = kind_of(parts[i]->format, kernels.byte_kind);
     sizes[i] = info(kind).panel_bytes(width, groups);
-    targets[i] = {kind, 0, sizes[i], factor_for(*parts[i], num_threads)};
+    targets[i] = {kind, 0, sizes[i]};
   }
   const size_t panels = panels_of(gate_part.n, width);
   const bool alternate = targets[0].kind == targets[1].kind;
@@ -248,7 +256,7 @@ GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, con
     w.k_ = parts[i]->k;
     w.width_ = width;
     w.segments_.push_back({targets[i].kind, memory->as<uint8_t>() + targets[i].offset,
-                           targets[i].stride, 0, parts[i]->n, targets[i].factor});
+                           targets[i].stride, 0, parts[i]->n});
   }
 }
 
@@ -264,7 +272,6 @@ void PackedWeight::unpack_row(int id, float* out) const {
   for (int g = 0; g < groups(); g++) {  // quantised rows fill whole groups
     unpack_group(segment->kind, panel, width_, groups(), lane, g, out + g * kGroup);
   }
-  for (int k = 0; k < k_; k++) out[k] *= segment->factor;
 }
 
 }  // namespace twostep

@@ -18,7 +18,7 @@ struct RawPart {
 
 enum class Precision : uint8_t {
   Int8,  // quantised weights times activations in int8
-  Exact  // weights expanded inside the kernel, activations in bf16 or float32
+  Exact  // quantised weights expanded inside the kernel, activations in float32
 };
 
 // Panels that follow each other at one distance and share a kind.
@@ -28,20 +28,18 @@ struct Segment {
   size_t stride;   // bytes from a panel to the next
   int first;       // output of the first panel
   int n;           // outputs; the last panel is padded with zeros
-  float factor;
 };
 
 // Part i's panels start at `offset` and lie `stride` apart.
 struct PackTarget {
   Kind kind;
   size_t offset, stride;
-  float factor;
 };
 
 class PackedWeight {
  public:
-  // Stacks `parts` (one k; formats may differ) row by row. Without a quantised part, or with "exact"
-  // precision, activations are read as bf16 or float32.
+  // Stacks `parts` (one k; formats may differ) row by row. Activations are read as int8 if all parts
+  // are quantised and `precision` says so, as the kernels' bf16_form if all are BF16, else as float32.
   // Throws std::invalid_argument for shapes that disagree or don't fill whole blocks.
   PackedWeight(const KernelTable& table, const std::vector<RawPart>& parts, Precision precision,
                int num_threads);
@@ -53,7 +51,7 @@ class PackedWeight {
   int groups() const { return (k_ + kGroup - 1) / kGroup; }
   int width() const { return width_; }
   size_t bytes() const { return memory_->bytes(); }
-  // Row `id` as float32 [k]: exactly what the float32 kernels multiply with.
+  // Row `id` as float32 [k]: the file's values, and what the float32 kernels multiply with.
   void unpack_row(int id, float* out) const;
 
  private:

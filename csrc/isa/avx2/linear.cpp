@@ -9,6 +9,7 @@ namespace twostep::avx2 {
 namespace {
 #include "isa/act.inc"
 #include "isa/linear.inc"
+#include "isa/linear_panel.inc"
 #include "isa/linear_int8.inc"
 #include "isa/linear_exact.inc"
 #include "isa/avx2/linear_pairs.inc"
@@ -43,12 +44,13 @@ const LinearKernels kTable{
     {Dot::kMaxRows, kExactRows, kExactRows},
     ActForm::F32,
     Kind::S8,
-    {{Int8<Kind::U4>::call, Int8<Kind::U4M>::call, Int8<Kind::U5>::call, Int8<Kind::U5M>::call,
-      Int8<Kind::U6>::call, nullptr, Int8<Kind::S8>::call, nullptr, nullptr, nullptr},
+    {{Int8<Kind::U4>::call, Int8<Kind::U4M>::call, Int8<Kind::U4K>::call, Int8<Kind::U5>::call,
+      Int8<Kind::U5M>::call, Int8<Kind::U5K>::call, Int8<Kind::U6K>::call, nullptr,
+      Int8<Kind::S8>::call, nullptr, nullptr, nullptr},
      {},
-     {Exact<Kind::U4>::call, Exact<Kind::U4M>::call, Exact<Kind::U5>::call, Exact<Kind::U5M>::call,
-      Exact<Kind::U6>::call, nullptr, Exact<Kind::S8>::call, Exact<Kind::BF16>::call,
-      Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
+     {Exact<Kind::U4>::call, Exact<Kind::U4M>::call, Exact<Kind::U4K>::call, Exact<Kind::U5>::call,
+      Exact<Kind::U5M>::call, Exact<Kind::U5K>::call, Exact<Kind::U6K>::call, nullptr,
+      Exact<Kind::S8>::call, Exact<Kind::BF16>::call, Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
     gate_group,
     put_group_from,
     add_scaled};

@@ -73,6 +73,15 @@ struct Dot {
     }
   }
 
+  // V::W bytes, as float.
+  static V::F bytes(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
+  static V::F signed_bytes(const uint8_t* p) {
+    return _mm256_cvtepi32_ps(
+        _mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p))));
+  }
   // `count` bits from bit `shift` of each lane, as float.
   template <int shift, int count>
   static V::F bits(B x) {

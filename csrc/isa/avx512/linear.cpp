@@ -9,6 +9,7 @@ namespace twostep::avx512 {
 namespace {
 #include "isa/act.inc"
 #include "isa/linear.inc"
+#include "isa/linear_panel.inc"
 #include "isa/linear_int8.inc"
 #include "isa/linear_exact.inc"
 #include "isa/linear_bf16.inc"
@@ -29,11 +30,10 @@ struct Exact {
   }
   static void call(const PanelArgs& a) { for_rows<Exact, Dot::kFloatRows>(a); }
 };
-template <Kind K>
 struct BF16 {
   template <int R>
   static void rows(const PanelArgs& a) {
-    bf16_panels<K, R>(a);
+    bf16_panels<R>(a);
   }
   static void call(const PanelArgs& a) { for_rows<BF16, Dot::kFloatRows>(a); }
 };
@@ -43,13 +43,14 @@ const LinearKernels kTable{
     {Dot::kMaxRows, Dot::kFloatRows, Dot::kFloatRows},
     ActForm::BF16,
     Kind::U8,
-    {{Int8<Kind::U4>::call, Int8<Kind::U4M>::call, Int8<Kind::U5>::call, Int8<Kind::U5M>::call,
-      Int8<Kind::U6>::call, Int8<Kind::U8>::call, nullptr, nullptr, nullptr, nullptr},
-     {BF16<Kind::U4>::call, BF16<Kind::U4M>::call, BF16<Kind::U5>::call, BF16<Kind::U5M>::call,
-      BF16<Kind::U6>::call, BF16<Kind::U8>::call, nullptr, BF16<Kind::BF16>::call, nullptr, nullptr},
-     {Exact<Kind::U4>::call, Exact<Kind::U4M>::call, Exact<Kind::U5>::call, Exact<Kind::U5M>::call,
-      Exact<Kind::U6>::call, Exact<Kind::U8>::call, nullptr, Exact<Kind::BF16>::call,
-      Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
+    {{Int8<Kind::U4>::call, Int8<Kind::U4M>::call, Int8<Kind::U4K>::call, Int8<Kind::U5>::call,
+      Int8<Kind::U5M>::call, Int8<Kind::U5K>::call, Int8<Kind::U6K>::call, Int8<Kind::U8>::call,
+      nullptr, nullptr, nullptr, nullptr},
+     {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, BF16::call,
+      nullptr, nullptr},
+     {Exact<Kind::U4>::call, Exact<Kind::U4M>::call, Exact<Kind::U4K>::call, Exact<Kind::U5>::call,
+      Exact<Kind::U5M>::call, Exact<Kind::U5K>::call, Exact<Kind::U6K>::call, Exact<Kind::U8>::call,
+      nullptr, Exact<Kind::BF16>::call, Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
     gate_group,
     put_group_from,
     add_scaled};

@@ -66,6 +66,15 @@ struct Dot {
     }
   }
 
+  // V::W bytes, as float.
+  static V::F bytes(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
+  static V::F signed_bytes(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+  }
   // `count` bits from bit `shift` of each lane, as float.
   template <int shift, int count>
   static V::F bits(B x) {
@@ -87,21 +96,9 @@ struct Dot {
                                       : _mm512_slli_epi32(x, 16));
   }
 
-  // Pairs of bf16, first in the low half of each lane.
-  static B bf16_pairs(V::F first, V::F second) {
-    const B halves = bf16_bits(_mm512_cvtne2ps_pbh(second, first));  // first in words 0..15
-    const B order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23,
-                                     7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    return _mm512_permutexvar_epi16(order, halves);
-  }
   // acc + the pairs' products with one pair of activations.
   static V::F dot_bf16(V::F acc, B w, const uint16_t* a) {
     return _mm512_dpbf16_ps(acc, as_bf16(w), as_bf16(_mm512_set1_epi32(four_bytes(a))));
-  }
-  static B bf16_bits(__m512bh x) {
-    B bits;
-    std::memcpy(&bits, &x, sizeof bits);
-    return bits;
   }
   static __m512bh as_bf16(B x) {
     __m512bh h;

@@ -98,18 +98,4 @@ struct V {
   }
 };
 
-#ifdef TWOSTEP_EMULATE_AVX512
-// What SIMDe lacks: two vectors to bf16, b in the low half.
-inline __m512bh emulated_cvtne2ps_pbh(__m512 a, __m512 b) {
-  uint16_t halves[32];
-  V::store_bf16(halves, b);
-  V::store_bf16(halves + 16, a);
-  __m512bh r;
-  std::memcpy(&r, halves, sizeof r);
-  return r;
-}
-#undef _mm512_cvtne2ps_pbh
-#define _mm512_cvtne2ps_pbh(a, b) twostep::avx512::emulated_cvtne2ps_pbh(a, b)
-#endif
-
 }  // namespace twostep::avx512

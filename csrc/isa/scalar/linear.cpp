@@ -9,6 +9,7 @@ namespace twostep::scalar {
 namespace {
 #include "isa/act.inc"
 #include "isa/linear.inc"
+#include "isa/linear_panel.inc"
 #include "isa/linear_int8.inc"
 #include "isa/linear_exact.inc"
 
@@ -28,13 +29,13 @@ const LinearKernels kTable{
     {Dot::kMaxRows, kExactRows, kExactRows},
     ActForm::F32,
     Kind::U8,
-    {{int8_panels<Kind::U4, 0>, int8_panels<Kind::U4M, 0>, int8_panels<Kind::U5, 0>,
-      int8_panels<Kind::U5M, 0>, int8_panels<Kind::U6, 0>, int8_panels<Kind::U8, 0>, nullptr, nullptr,
-      nullptr, nullptr},
+    {{int8_panels<Kind::U4, 0>, int8_panels<Kind::U4M, 0>, int8_panels<Kind::U4K, 0>,
+      int8_panels<Kind::U5, 0>, int8_panels<Kind::U5M, 0>, int8_panels<Kind::U5K, 0>,
+      int8_panels<Kind::U6K, 0>, int8_panels<Kind::U8, 0>, nullptr, nullptr, nullptr, nullptr},
      {},
-     {Exact<Kind::U4>::call, Exact<Kind::U4M>::call, Exact<Kind::U5>::call, Exact<Kind::U5M>::call,
-      Exact<Kind::U6>::call, Exact<Kind::U8>::call, nullptr, Exact<Kind::BF16>::call,
-      Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
+     {Exact<Kind::U4>::call, Exact<Kind::U4M>::call, Exact<Kind::U4K>::call, Exact<Kind::U5>::call,
+      Exact<Kind::U5M>::call, Exact<Kind::U5K>::call, Exact<Kind::U6K>::call, Exact<Kind::U8>::call,
+      nullptr, Exact<Kind::BF16>::call, Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
     gate_group,
     put_group_from,
     add_scaled};

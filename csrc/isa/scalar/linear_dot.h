@@ -60,6 +60,16 @@ struct Dot {
   template <size_t bytes, bool few_rows>
   static void prefetch(const uint8_t*) {}
 
+  static V::F bytes(const uint8_t* p) {
+    V::F r;
+    for (int i = 0; i < V::W; i++) r.v[i] = static_cast<float>(p[i]);
+    return r;
+  }
+  static V::F signed_bytes(const uint8_t* p) {
+    V::F r;
+    for (int i = 0; i < V::W; i++) r.v[i] = static_cast<float>(static_cast<int8_t>(p[i]));
+    return r;
+  }
   template <int shift, int count>
   static V::F bits(B x) {
     V::F r;
