@@ -71,6 +71,12 @@ inline __m512i cvtepu16_epi32(__m256i a) {
   const auto x = bits<Shorts>(a);
   return bits<__m512i>(Ints{_mm256_cvtepu16_epi32(x.low), _mm256_cvtepu16_epi32(x.high)});
 }
+inline __m512i cvtepu8_epi32(__m128i a) {
+  return bits<__m512i>(Ints{_mm256_cvtepu8_epi32(a), _mm256_cvtepu8_epi32(_mm_srli_si128(a, 8))});
+}
+inline __m512i cvtepi8_epi32(__m128i a) {
+  return bits<__m512i>(Ints{_mm256_cvtepi8_epi32(a), _mm256_cvtepi8_epi32(_mm_srli_si128(a, 8))});
+}
 inline __m512i cvtps_epi32(__m512 a) {
   const auto x = bits<Floats>(a);
   return bits<__m512i>(Ints{_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high)});
@@ -95,6 +101,10 @@ inline __m512 permute_ps(__m512 a) {
 #define _mm512_cvtepi32_epi16(a) twostep::emulate::cvtepi32_epi16(a)
 #define _mm512_cvtepi32_epi8(a) twostep::emulate::cvtepi32_epi8(a)
 #define _mm512_cvtepu16_epi32(a) twostep::emulate::cvtepu16_epi32(a)
+#undef _mm512_cvtepu8_epi32
+#undef _mm512_cvtepi8_epi32
+#define _mm512_cvtepu8_epi32(a) twostep::emulate::cvtepu8_epi32(a)
+#define _mm512_cvtepi8_epi32(a) twostep::emulate::cvtepi8_epi32(a)
 #define _mm512_cvtps_epi32(a) twostep::emulate::cvtps_epi32(a)
 #define _mm512_cvtepi32_ps(a) twostep::emulate::cvtepi32_ps(a)
 #define _mm512_permute_ps(a, control) twostep::emulate::permute_ps<control>(a)
