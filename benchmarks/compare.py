@@ -85,7 +85,7 @@ def main() -> int:
 
 def ours_prefill(llm: LLM, seed: int) -> float:
     """Prompt tokens per second of one request, its first token included."""
-    ids = random.Random(seed).choices(range(100, 40000), k=PREFILL)
+    ids = random.Random(f"{seed}").choices(range(100, 40000), k=PREFILL)
     started = time.perf_counter()
     llm.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=1, seed=1), use_tqdm=False)
     return PREFILL / (time.perf_counter() - started)
@@ -93,7 +93,7 @@ def ours_prefill(llm: LLM, seed: int) -> float:
 
 def ours_decode(llm: LLM, batch: int, seed: int) -> float:
     """Tokens per second while all ``batch`` sequences decode."""
-    generator = random.Random(seed)
+    generator = random.Random(f"{seed}")
     params = SamplingParams(
         temperature=0.8, top_p=0.95, ignore_eos=True, max_tokens=NEW_TOKENS, seed=1
     )
@@ -102,11 +102,13 @@ def ours_decode(llm: LLM, batch: int, seed: int) -> float:
             {"prompt_token_ids": generator.choices(range(100, 40000), k=CONTEXT)}, params
         )
     seconds, tokens, last = 0.0, 0, time.perf_counter()
+    decoding: set[str] = set()  # requests whose first token, the prefill's, has come
     while llm.has_unfinished_requests():
         outputs = llm.step()
         now = time.perf_counter()
-        if len(outputs) == batch:
+        if len(outputs) == batch == len(decoding):
             seconds, tokens = seconds + now - last, tokens + batch
+        decoding.update(output.request_id for output in outputs)
         last = now
     return tokens / seconds
 

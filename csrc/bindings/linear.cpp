@@ -37,20 +37,24 @@ GateFn to_gate_fn(const std::string& name) {
 }
 
 std::shared_ptr<PackedWeight> pack(const Device& d, const std::vector<Part>& parts,
-                                   const std::string& precision, int num_threads) {
+                                   const std::string& precision, int num_threads,
+                                   std::shared_ptr<Arena> arena) {
   std::vector<RawPart> raw;
   for (const Part& part : parts) raw.push_back(to_raw(part));
   const Precision p = to_precision(precision);
   nb::gil_scoped_release release;
-  return std::make_shared<PackedWeight>(*d.table, raw, p, num_threads);
+  Arena own;
+  return std::make_shared<PackedWeight>(*d.table, raw, p, num_threads, arena ? *arena : own);
 }
 
 std::shared_ptr<GatedWeight> pack_gated(const Device& d, const Part& gate, const Part& up,
-                                        const std::string& precision, int num_threads) {
+                                        const std::string& precision, int num_threads,
+                                        std::shared_ptr<Arena> arena) {
   const RawPart raw_gate = to_raw(gate), raw_up = to_raw(up);
   const Precision p = to_precision(precision);
   nb::gil_scoped_release release;
-  return std::make_shared<GatedWeight>(*d.table, raw_gate, raw_up, p, num_threads);
+  Arena own;
+  return std::make_shared<GatedWeight>(*d.table, raw_gate, raw_up, p, num_threads, arena ? *arena : own);
 }
 
 nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack_rows(const PackedWeight& w, Int32Array ids) {
@@ -64,9 +68,11 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack_rows(const PackedWeight& w, In
 }
 
 void bind_weights(nb::module_& m) {
+  nb::class_<Arena>(m, "Arena", "Memory that the weights of one model share.")
+      .def(nb::new_([] { return std::make_shared<Arena>(); }));
   nb::class_<PackedWeight>(m, "Weight", "Rows stacked from parts, packed for a device's kernels.")
       .def(nb::new_(&pack), nb::arg("device"), nb::arg("parts"), nb::arg("precision"),
-           nb::arg("num_threads") = 1,
+           nb::arg("num_threads") = 1, nb::arg("arena").none() = nb::none(),
            "parts: (format, N, K, bytes as uint8 [size]) each; precision: int8 or bf16.")
       .def_prop_ro("nbytes", &PackedWeight::bytes)
       .def_prop_ro("shape", [](const PackedWeight& w) { return nb::make_tuple(w.n(), w.k()); })
@@ -80,7 +86,7 @@ void bind_weights(nb::module_& m) {
       .def("unpack_gate_rows", [](const GatedWeight& w, Int32Array ids) { return unpack_rows(w.gate, ids); })
       .def("unpack_up_rows", [](const GatedWeight& w, Int32Array ids) { return unpack_rows(w.up, ids); });
   m.def("gated_weight", &pack_gated, nb::arg("device"), nb::arg("gate_part"), nb::arg("up_part"),
-        nb::arg("precision"), nb::arg("num_threads") = 1);
+        nb::arg("precision"), nb::arg("num_threads") = 1, nb::arg("arena").none() = nb::none());
 }
 
 }  // namespace

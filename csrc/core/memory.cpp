@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <new>
 
 namespace twostep {
@@ -30,6 +31,18 @@ Memory::Memory(size_t bytes, bool huge_pages) : bytes_(bytes) {
 
 Memory::~Memory() {
   if (base_) munmap(base_, mapped_);
+}
+
+std::shared_ptr<uint8_t> Arena::allocate(size_t bytes) {
+  constexpr size_t kChunk = size_t{32} << 20;
+  bytes = (bytes + kPage - 1) / kPage * kPage;
+  if (!chunk_ || used_ + bytes > chunk_->bytes()) {
+    chunk_ = std::make_shared<Memory>(std::max(bytes, kChunk));
+    used_ = 0;
+  }
+  uint8_t* start = chunk_->as<uint8_t>() + used_;
+  used_ += bytes;
+  return {chunk_, start};
 }
 
 }  // namespace twostep

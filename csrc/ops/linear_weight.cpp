@@ -200,10 +200,12 @@ void unpack_group(Kind kind, const uint8_t* panel, int width, int groups, int la
   }
 }
 
+constexpr size_t kPrefetchSlack = 4096;  // kernels prefetch beyond the end
+
 }  // namespace
 
 PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>& parts,
-                           Precision precision, int num_threads) {
+                           Precision precision, int num_threads, Arena& arena) {
   check(parts);
   const LinearKernels& kernels = *table.linear;
   width_ = kernels.width;
@@ -217,8 +219,9 @@ PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>&
     targets.push_back({kind, size, stride});
     size += stride * panels_of(part.n, width_);
   }
-  memory_ = std::make_shared<Memory>(size + 4096);  // kernels prefetch beyond the end
-  auto* base = memory_->as<uint8_t>();
+  bytes_ = size;
+  memory_ = arena.allocate(size + kPrefetchSlack);
+  auto* base = memory_.get();
   for (size_t i = 0; i < parts.size(); i++) {
     pack_part(parts[i], targets[i], width_, base, num_threads);
     segments_.push_back({targets[i].kind, base + targets[i].offset, targets[i].stride, n_, parts[i].n});
@@ -227,7 +230,7 @@ PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>&
 }
 
 GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, const RawPart& up_part,
-                         Precision precision, int num_threads) {
+                         Precision precision, int num_threads, Arena& arena) {
   check({gate_part, up_part});
   if (gate_part.n != up_part.n) throw std::invalid_argument("gate and up differ in shape");
   const LinearKernels& kernels = *table.linear;
@@ -245,17 +248,19 @@ GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, con
   const bool alternate = targets[0].kind == targets[1].kind;
   targets[1].offset = alternate ? sizes[0] : sizes[0] * panels;
   if (alternate) targets[0].stride = targets[1].stride = sizes[0] + sizes[1];
-  auto memory = std::make_shared<Memory>((sizes[0] + sizes[1]) * panels + 4096);
+  const size_t bytes = (sizes[0] + sizes[1]) * panels;
+  const auto memory = arena.allocate(bytes + kPrefetchSlack);
   PackedWeight* weights[] = {&gate, &up};
   for (int i = 0; i < 2; i++) {
-    pack_part(*parts[i], targets[i], width, memory->as<uint8_t>(), num_threads);
+    pack_part(*parts[i], targets[i], width, memory.get(), num_threads);
     PackedWeight& w = *weights[i];
     w.memory_ = memory;
+    w.bytes_ = bytes;
     w.form_ = form;
     w.n_ = parts[i]->n;
     w.k_ = parts[i]->k;
     w.width_ = width;
-    w.segments_.push_back({targets[i].kind, memory->as<uint8_t>() + targets[i].offset,
+    w.segments_.push_back({targets[i].kind, memory.get() + targets[i].offset,
                            targets[i].stride, 0, parts[i]->n});
   }
 }

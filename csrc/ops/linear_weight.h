@@ -42,7 +42,7 @@ class PackedWeight {
   // are quantised and `precision` says so, as the kernels' bf16_form if all are BF16, else as float32.
   // Throws std::invalid_argument for shapes that disagree or don't fill whole blocks.
   PackedWeight(const KernelTable& table, const std::vector<RawPart>& parts, Precision precision,
-               int num_threads);
+               int num_threads, Arena& arena);
 
   const std::vector<Segment>& segments() const { return segments_; }
   ActForm act_form() const { return form_; }
@@ -50,7 +50,7 @@ class PackedWeight {
   int k() const { return k_; }
   int groups() const { return (k_ + kGroup - 1) / kGroup; }
   int width() const { return width_; }
-  size_t bytes() const { return memory_->bytes(); }
+  size_t bytes() const { return bytes_; }
   // Row `id` as float32 [k]: the file's values, and what the float32 kernels multiply with.
   void unpack_row(int id, float* out) const;
 
@@ -58,7 +58,8 @@ class PackedWeight {
   friend struct GatedWeight;
   PackedWeight() = default;
 
-  std::shared_ptr<Memory> memory_;
+  std::shared_ptr<uint8_t> memory_;
+  size_t bytes_ = 0;
   std::vector<Segment> segments_;
   ActForm form_ = ActForm::F32;
   int n_ = 0, k_ = 0, width_ = 0;
@@ -68,7 +69,7 @@ class PackedWeight {
 // their kinds agree, so that a task streams one region.
 struct GatedWeight {
   GatedWeight(const KernelTable& table, const RawPart& gate, const RawPart& up, Precision precision,
-              int num_threads);
+              int num_threads, Arena& arena);
   PackedWeight gate, up;  // share their memory
   size_t bytes() const { return gate.bytes(); }
 };

@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <stdexcept>
@@ -94,7 +95,7 @@ uint64_t Stream::launch(const Plan& plan, std::shared_ptr<const Step> step) {
   launch->failed.store(false, std::memory_order_relaxed);
   launch->error.clear();
   launch->op_end.assign(profiling_.load() ? launch->ops.size() : 0, 0);
-  launch->started = 0;
+  launch->started = launch->op_end.empty() ? 0 : now();
   {
     std::lock_guard lock(mutex_);
     launch->ticket = ++last_ticket_;
@@ -186,7 +187,6 @@ void Stream::execute(Launch& launch, int worker) {
   for (size_t i = static_cast<size_t>(launch.current_op.load(std::memory_order_acquire)); i < n; i++) {
     const OpRun& op = launch.ops[i];
     std::atomic<int32_t>& done = counter(launch, i, num_threads_).value;
-    if (timed && i == 0 && launch.started == 0) launch.started = now();
     int finished = 0;
     for (int k = 0; k < num_threads_; k++) {  // own range first, then steal
       int victim = worker + k;
@@ -222,7 +222,8 @@ void Stream::finish(const LaunchPtr& launch) {
   if (completed_.load(std::memory_order_relaxed) >= launch->ticket) return;
   if (launch->failed.load()) errors_.emplace_back(launch->ticket, launch->error);
   if (!launch->op_end.empty()) {
-    int64_t before = launch->started;
+    int64_t before = std::max(launch->started, last_end_);
+    last_end_ = launch->op_end.back();
     for (size_t i = 0; i < launch->ops.size(); i++) {
       const char* name = launch->ops[i].op->name();
       ProfileRow* row = nullptr;

@@ -73,7 +73,7 @@ class Stream {
     std::atomic<bool> failed{false};
     std::string error;
     std::vector<int64_t> op_end;          // nanoseconds, when profiling
-    int64_t started = 0;
+    int64_t started = 0;                  // when it was enqueued
   };
   using LaunchPtr = std::shared_ptr<Launch>;
 
@@ -95,6 +95,7 @@ class Stream {
   std::vector<LaunchPtr> free_;          // to be used again
   std::vector<std::pair<uint64_t, std::string>> errors_;
   std::vector<ProfileRow> profile_;
+  int64_t last_end_ = 0;                 // of the last profiled launch
   std::atomic<uint64_t> completed_{0};
   uint64_t last_ticket_ = 0;
   std::atomic<bool> profiling_{false};

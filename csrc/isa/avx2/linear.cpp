@@ -23,6 +23,9 @@ constexpr int kPairRows = 6;
 template <Kind K>
 struct Int8 {
   static void call(const PanelArgs& a) {
+    if constexpr (info(K).bits == 4 || K == Kind::S8) {
+      if (a.rows == 1) return int8_pairs_of_one_row<K>(a);
+    }
     if (a.rows == 1) return int8_panels<K, 1>(a);
     if constexpr (info(K).bits == 4) {
       if (a.rows >= kPairRows) return int8_pairs<K>(a);

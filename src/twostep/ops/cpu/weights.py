@@ -47,13 +47,18 @@ class CpuWeights:
     def __init__(self, device: Any, num_threads: int) -> None:
         self._device = device
         self._num_threads = num_threads
+        self._arena = native.Arena()
         self.num_bytes = 0
         """Bytes of everything packed so far."""
 
     def linear(self, parts: list[RawTensor], *, precision: LinearPrecision) -> CpuWeight:
         """See ``WeightFactory.linear``."""
         packed = native.Weight(
-            self._device, [_part(part) for part in parts], precision, self._num_threads
+            self._device,
+            [_part(part) for part in parts],
+            precision,
+            self._num_threads,
+            self._arena,
         )
         self.num_bytes += packed.nbytes
         return CpuWeight(packed, sum(part.shape[0] for part in parts), parts[0].shape[1])
@@ -63,7 +68,7 @@ class CpuWeights:
     ) -> tuple[GatedWeight, GatedWeight]:
         """See ``WeightFactory.gated``: both handles are the same packed pair."""
         packed = native.gated_weight(
-            self._device, _part(gate), _part(up), precision, self._num_threads
+            self._device, _part(gate), _part(up), precision, self._num_threads, self._arena
         )
         self.num_bytes += packed.nbytes
         pair = GatedWeight(packed, gate.shape[0], gate.shape[1])
