@@ -4,10 +4,8 @@
 #include <thread>
 
 #include "bindings/bindings.h"
-#include "parallel/stream.h"
-#ifdef TWOSTEP_HAVE_LINEAR
 #include "isa/linear.h"
-#endif
+#include "parallel/stream.h"
 
 namespace twostep {
 
@@ -18,11 +16,7 @@ std::shared_ptr<Device> make_device(const std::string& forced_isa) {
   device->info = detect_cpu(forced_isa);
   device->table = &kernel_table(device->info.isa);
   for (int f = 0; f < kNumActForms; f++) {
-#ifdef TWOSTEP_HAVE_LINEAR
     device->max_tile_rows[f] = device->table->linear->max_tile_rows[f];
-#else
-    device->max_tile_rows[f] = 12;
-#endif
   }
   return device;
 }

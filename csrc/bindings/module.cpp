@@ -5,13 +5,7 @@ NB_MODULE(_native, m) {
   nanobind::set_leak_warnings(false);
   twostep::bind_core(m);
   twostep::bind_rows(m);
-#ifdef TWOSTEP_HAVE_LINEAR
   twostep::bind_linear(m);
-#endif
-#ifdef TWOSTEP_HAVE_ATTENTION
   twostep::bind_attention(m);
-#endif
-#ifdef TWOSTEP_HAVE_SAMPLE
   twostep::bind_sample(m);
-#endif
 }

@@ -23,16 +23,6 @@ TWOSTEP_DECLARE(avx512)
 #endif
 #undef TWOSTEP_DECLARE
 
-#ifndef TWOSTEP_HAVE_LINEAR
-#define kLinearKernels kRowKernels ? nullptr : nullptr
-#endif
-#ifndef TWOSTEP_HAVE_ATTENTION
-#define kAttentionKernels kRowKernels ? nullptr : nullptr
-#endif
-#ifndef TWOSTEP_HAVE_SAMPLE
-#define kSampleKernels kRowKernels ? nullptr : nullptr
-#endif
-
 const KernelTable& kernel_table(const std::string& isa) {
   static const KernelTable tables[] = {
       {"scalar", scalar::kLinearKernels, scalar::kAttentionKernels, scalar::kRowKernels,

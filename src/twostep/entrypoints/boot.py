@@ -37,7 +37,8 @@ class BootReport:
             (
                 "kv cache",
                 f"{_mib(kv.total_bytes)} {self.kv_dtype}, used as it fills: "
-                f"{kv.num_tokens:,} tokens, {kv.max_concurrency:.1f} requests of {self.max_model_len:,} ({kv.reason})",
+                f"{kv.num_tokens:,} tokens, {kv.max_concurrency:.1f} requests of "
+                f"{self.max_model_len:,} ({kv.reason})",
             ),
             (
                 "step",

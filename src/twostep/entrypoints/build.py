@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import time
 from collections.abc import Callable
@@ -151,14 +152,13 @@ def _build(
         progress=lambda done, total: phases.advance(done / total),
     )
     phases.start("kv cache and plan")
-    kv_dtype = (
-        native.default_kv_dtype(device)
-        if options.kv_cache_dtype == "auto"
-        else options.kv_cache_dtype
-    )
+    kv_dtype = _choose_kv_dtype(device, options)
     scheduler_config, sizing = _size(config, options, kv_dtype)
     cpu_model = _record(model, config, device, scheduler_config, sizing, num_threads, kv_dtype)
     client = _start_core(cpu_model, config, scheduler_config, sizing, options)
+    # What was made until now lives as long as the engine; looking through it for garbage again
+    # and again would stall steps for milliseconds.
+    gc.freeze()
     phases.finish()
     boot = BootReport(
         model=path.name,
@@ -201,6 +201,16 @@ def _choose_device() -> native.Device:
         return native.make_device(os.environ.get("TWOSTEP_CPU_ISA", ""))
     except ValueError as error:
         raise UsageError(str(error)) from None
+
+
+def _choose_kv_dtype(device: native.Device, options: EngineOptions) -> str:
+    """What the kernels read fastest; for the exact path what keeps most bits in two bytes."""
+    if options.kv_cache_dtype != "auto":
+        return options.kv_cache_dtype
+    if options.linear_precision == "bf16":
+        return "fp16"
+    default: str = native.default_kv_dtype(device)
+    return default
 
 
 def _choose_threads(asked: int | None) -> int:

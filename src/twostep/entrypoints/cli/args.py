@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 from twostep.contracts.errors import UsageError
 from twostep.contracts.sampling import SamplingParams
 from twostep.entrypoints.catalogue import DefaultSampling
+from twostep.entrypoints.resolve import ResolvedModel
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>|[kKmMgGtT]|[KMGT]iB)", re.ASCII)
 _EXPONENT = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -135,7 +136,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         add(f"--{name}", action=argparse.BooleanOptionalAction, default=True, help=meaning)
 
 
-def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, Any]:
     """The keyword arguments of ``LLM`` from the flags of :func:`add_engine_flags`."""
     names = (
         "quantization",
@@ -152,6 +153,8 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "async_scheduling",
     )
     options = {name: getattr(args, name) for name in names}
+    if args.linear_precision == "auto" and model.entry is not None:
+        options["linear_precision"] = model.entry.linear_precision
     if args.chat_template is not None:
         options["chat_template"] = read_template(args.chat_template)
     return options

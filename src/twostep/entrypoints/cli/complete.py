@@ -57,7 +57,7 @@ def run(
     params = cli_args.sampling_params(args, default_sampling(model), DEFAULT_MAX_TOKENS)
     params.n = args.n
     params.logprobs = args.logprobs
-    with load(make, model, cli_args.engine_options(args), verbose=args.verbose) as engine:
+    with load(make, model, cli_args.engine_options(args, model), verbose=args.verbose) as engine:
         if args.json or args.n > 1 or args.logprobs is not None:
             return complete_at_once(engine, args.model, prompt, params, as_json=args.json)
         return complete_streaming(engine, prompt, params, clock)
