@@ -13,11 +13,15 @@ FORBIDDEN = {"time", "random", "uuid", "secrets", "datetime", "asyncio", "numpy"
 
 def planning_files() -> list[pathlib.Path]:
     """Every module of kv_cache, scheduler and engine."""
-    spec = importlib.util.find_spec("twostep")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    root = pathlib.Path(spec.submodule_search_locations[0])
-    return [p for part in ("kv_cache", "scheduler", "engine") for p in (root / part).glob("*.py")]
+    files = []
+    for part in ("kv_cache", "scheduler", "engine"):
+        # An editable install keeps modules and compiled parts in folders of their own.
+        spec = importlib.util.find_spec(f"twostep.{part}")
+        assert spec is not None
+        assert spec.origin is not None
+        files += sorted(pathlib.Path(spec.origin).parent.glob("*.py"))
+    assert len(files) > 15
+    return files
 
 
 def imported_roots(source: str) -> set[str]:

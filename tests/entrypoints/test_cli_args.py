@@ -11,7 +11,7 @@ import pytest
 
 from twostep.contracts.errors import UsageError
 from twostep.contracts.sampling import SamplingParams
-from twostep.entrypoints.catalogue import DefaultSampling
+from twostep.entrypoints.catalogue import CATALOGUE, DefaultSampling
 from twostep.entrypoints.cli.args import (
     Parser,
     add_engine_flags,
@@ -21,6 +21,7 @@ from twostep.entrypoints.cli.args import (
     size,
     utf8,
 )
+from twostep.entrypoints.resolve import ResolvedModel
 
 
 @pytest.mark.parametrize(
@@ -80,8 +81,11 @@ def test_flags_are_not_abbreviated() -> None:
         parser().parse(["--max-tok", "3"])
 
 
+FILE = ResolvedModel(name="m.gguf", path=Path("m.gguf"), format="gguf")
+
+
 def test_defaults_of_the_engine() -> None:
-    options = engine_options(parser().parse([]))
+    options = engine_options(parser().parse([]), FILE)
     assert options["enable_prefix_caching"] is True
     assert options["async_scheduling"] is True
     assert options["max_model_len"] is None
@@ -91,17 +95,27 @@ def test_defaults_of_the_engine() -> None:
 def test_every_engine_option_is_one_of_llm() -> None:
     llm = pytest.importorskip("twostep.entrypoints.llm", exc_type=ImportError)
     taken = inspect.signature(llm.LLM.__init__).parameters
-    assert set(engine_options(parser().parse([]))) | {"chat_template", "progress"} <= set(taken)
+    assert set(engine_options(parser().parse([]), FILE)) | {"chat_template", "progress"} <= set(
+        taken
+    )
 
 
 def test_chat_template_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     path.write_text("{{ messages }}")
-    assert engine_options(parser().parse(["--chat-template", str(path)]))["chat_template"] == (
-        "{{ messages }}"
-    )
+    options = engine_options(parser().parse(["--chat-template", str(path)]), FILE)
+    assert options["chat_template"] == "{{ messages }}"
     with pytest.raises(UsageError, match="cannot read --chat-template"):
-        engine_options(parser().parse(["--chat-template", str(tmp_path / "none")]))
+        engine_options(parser().parse(["--chat-template", str(tmp_path / "none")]), FILE)
+
+
+def test_small_models_of_the_catalogue_run_exactly_unless_told_otherwise() -> None:
+    """Their answers change with int8 activations: the capital of France is then a monument."""
+    small = ResolvedModel(name="m", path=Path("m.gguf"), format="gguf", entry=CATALOGUE[0])
+    assert engine_options(parser().parse([]), FILE)["linear_precision"] == "auto"
+    assert engine_options(parser().parse([]), small)["linear_precision"] == "bf16"
+    told = parser().parse(["--linear-precision", "int8"])
+    assert engine_options(told, small)["linear_precision"] == "int8"
 
 
 def params(*argv: str, **default: Any) -> SamplingParams:
