@@ -16,7 +16,8 @@ from twostep import LLM, SamplingParams
 with LLM(sys.argv[1], max_num_seqs=8, max_model_len=2048, kv_cache_memory_bytes=96 << 20) as llm:
     llm.generate(["Hello"] * 8, SamplingParams(max_tokens=32, temperature=0), use_tqdm=False)
     ids = [100 + i % 3000 for i in range(1500)]
-    llm.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=8, logprobs=5), use_tqdm=False)
+    params = SamplingParams(max_tokens=8, logprobs=5)
+    llm.generate({"prompt_token_ids": ids}, params, use_tqdm=False)
     print(json.dumps({
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
         "weights": llm.boot.weight_bytes,
