@@ -102,7 +102,8 @@ def size_kv_cache(
 
 def _reason(need_fits: bool, max_num_seqs: int, max_model_len: int, available_bytes: int) -> str:
     if need_fits:
-        return f"{max_num_seqs} requests of {max_model_len} tokens, all that can be needed"
+        requests = "1 request" if max_num_seqs == 1 else f"{max_num_seqs} requests"
+        return f"{requests} of {max_model_len} tokens, all that can be needed"
     return f"all that fits in {_size(available_bytes)}"
 
 
