@@ -105,7 +105,10 @@ def our_quality(model: Path, base: Path, precision: str) -> tuple[float, float]:
     for tokens, reference in read_reference(base):
         first = CONTEXT // 2
         position = first
-        for logits in prompt_logits(engine.model, tokens.tolist(), first=first):
+        ids = tokens.tolist()
+        prefix = engine.tokenizer.special.prefix_ids
+        ids[: len(prefix)] = prefix  # as llama-perplexity: BOS takes the place of the first token
+        for logits in prompt_logits(engine.model, ids, first=first):
             rows = min(len(logits), CONTEXT - 1 - position)  # nothing follows the last token
             ours = log_softmax(logits[:rows].astype(np.float64))
             theirs = reference[position - first : position - first + rows]
