@@ -201,8 +201,9 @@ void Stream::execute(Launch& launch, int worker) {
         finished++;
       }
     }
+    // Before the count: whoever sees the op complete must see the time as well.
+    if (timed && finished > 0) __atomic_store_n(&launch.op_end[i], now(), __ATOMIC_RELAXED);
     if (finished > 0 && done.fetch_add(finished, std::memory_order_acq_rel) + finished == op.chunks) {
-      if (timed) launch.op_end[i] = now();
       launch.current_op.store(static_cast<int32_t>(i) + 1, std::memory_order_release);
       continue;
     }

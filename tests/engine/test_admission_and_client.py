@@ -128,7 +128,6 @@ def test_nothing_can_be_planned_yet() -> None:
     request = core.scheduler.make_request(make_engine_request("g", structured=True))
     core.scheduler.add_request(request)
     assert core.step_fn() == (None, False)
-    core.step_fn = core.step
-    assert core.step_fn() == (None, False)
+    assert core.step() == (None, False)
     assert ghost.plans == []
     assert core.has_work()

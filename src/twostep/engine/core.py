@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from queue import SimpleQueue
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
@@ -65,7 +65,7 @@ class EngineCore:
         """Steps in flight, the oldest at the right end."""
         self.aborts_queue: SimpleQueue[list[str]] = SimpleQueue()
         """Aborts from another thread; seen before the next result is processed."""
-        self.step_fn = self.step_with_batch_queue if is_async else self.step
+        self._is_async = is_async
         self._dead: str | None = None
 
     # ---------------------------------------------------------------- requests
@@ -93,6 +93,11 @@ class EngineCore:
         return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
 
     # ---------------------------------------------------------------- one step
+
+    @property
+    def step_fn(self) -> Callable[[], tuple[ClientOutputs | None, bool]]:
+        """The step function of this mode. Not stored: a bound method would keep the core alive."""
+        return self.step_with_batch_queue if self._is_async else self.step
 
     def step(self) -> tuple[ClientOutputs | None, bool]:
         """Plan a step, run it, wait for it, process it.

@@ -155,10 +155,10 @@ def _build(
     kv_dtype = _choose_kv_dtype(device, options)
     scheduler_config, sizing = _size(config, options, kv_dtype)
     cpu_model = _record(model, config, device, scheduler_config, sizing, num_threads, kv_dtype)
-    client = _start_core(cpu_model, config, scheduler_config, sizing, options)
     # What was made until now lives as long as the engine; looking through it for garbage again
     # and again would stall steps for milliseconds.
     gc.freeze()
+    client = _start_core(cpu_model, config, scheduler_config, sizing, options)
     phases.finish()
     boot = BootReport(
         model=path.name,

@@ -150,7 +150,7 @@ class CpuOps:
         residual.wants_rows = True
         made_by = x.producer
         if made_by is not None and made_by.kind in ("linear", "rms_norm") and x.num_readers == 0:
-            made_by.add_to, made_by.output = residual, None
+            made_by.add_to, made_by.output, x.producer = residual, None, None
             residual.last_use = len(self._records) - 1
             return residual
         x.wants_rows = True
@@ -351,7 +351,16 @@ class CpuOps:
             for value in dead:
                 alive.remove(value)
                 self._buffers.release(value)
+        self._forget_records()
         return self.plan
+
+    def _forget_records(self) -> None:
+        """Cut the circles between records, values and closures: they hold the whole model."""
+        for record in self._records:
+            record.inputs.clear()
+            if record.output is not None:
+                record.output.producer = None
+        self._records.clear()
 
     def _allocate(self, value: Value, producer_writes_acts: bool) -> None:
         if value.wants_rows or not (value.wants_acts and producer_writes_acts):
