@@ -10,15 +10,15 @@ from helpers.tiny_models import tiny_gguf
 
 from twostep import LLM, SamplingParams
 
-
 HEAVY = {"CpuModel", "CpuOps", "Record", "Value", "CpuWeight", "EngineCore", "ModelRunner", "LLM"}
 
 
 def heavy_objects() -> Counter[str]:
     """How many objects of the kinds that hold a model are alive."""
     gc.unfreeze()
-    objects = (o for o in gc.get_objects() if type(o).__module__.startswith("twostep"))
-    return Counter(type(o).__name__ for o in objects if type(o).__name__ in HEAVY)
+    kinds = (type(o) for o in gc.get_objects())
+    ours = (k for k in kinds if str(k.__module__).startswith("twostep"))
+    return Counter(kind.__name__ for kind in ours if kind.__name__ in HEAVY)
 
 
 def test_no_circle_keeps_a_closed_model(tmp_path: Path) -> None:
