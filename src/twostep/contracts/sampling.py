@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from typing import Any
 
 import msgspec
 
@@ -21,7 +22,7 @@ class RequestOutputKind(enum.IntEnum):
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A constraint on the generated text; exactly one field is set."""
 
-    json: str | dict | None = None  # type: ignore[type-arg]
+    json: str | dict[str, Any] | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None
     grammar: str | None = None

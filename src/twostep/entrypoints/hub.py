@@ -286,6 +286,7 @@ def hub_errors(repo: str) -> Iterator[None]:
     from huggingface_hub import errors, utils
 
     # The package re-exports these three without saying so to type checkers.
+    # The library exports these three lazily, where type checkers do not see them.
     had_bars = not utils.are_progress_bars_disabled()  # type: ignore[attr-defined]
     if had_bars:
         utils.disable_progress_bars()  # type: ignore[attr-defined]

@@ -136,6 +136,7 @@ class TemplateSandbox(ImmutableSandboxedEnvironment):
             return budget.checked(function(*args[:skip], value, *args[skip + 1 :], **kwargs))
 
         if skip:
+            # Jinja marks functions with an attribute, which function types do not declare.
             guarded.jinja_pass_arg = function.jinja_pass_arg  # type: ignore[attr-defined]
         return guarded
 

@@ -180,6 +180,7 @@ def _rope(
     return RopeConfig(
         theta=fields.number("rope.freq_base", 10000.0),
         rotary_dim=rotary_dim,
+        # Checked against the literals above; the checker sees a str.
         scaling="none" if factor == 1.0 else scaling,  # type: ignore[arg-type]
         factor=factor,
         original_max_position=fields.integer(
