@@ -17,7 +17,8 @@ from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.clock import Clock
 from twostep.contracts.errors import EngineDeadError
 from twostep.contracts.executor import Executor, StepFuture
-from twostep.contracts.outputs import EngineCoreOutputs
+from twostep.contracts.observer import CoreMethod, StepObserver
+from twostep.contracts.outputs import EngineCoreOutputs, ModelRunnerOutput
 from twostep.contracts.plan import SchedulerOutput
 from twostep.contracts.request import EngineCoreRequest
 from twostep.engine.admission import check_admission
@@ -50,9 +51,11 @@ class EngineCore:
         executor: Executor,
         clock: Clock,
         num_spec_tokens: int = 0,
+        observer: StepObserver | None = None,
     ) -> None:
         """The executor is running already; the core shuts it down in ``shutdown``."""
         self.executor = executor
+        self.observer = observer
         is_async = scheduler_config.async_scheduling and executor.max_concurrent_batches > 1
         scheduler_class = AsyncScheduler if is_async else Scheduler
         self.scheduler = scheduler_class(
@@ -75,10 +78,13 @@ class EngineCore:
         self._check_alive()
         check_admission(request, self.scheduler)
         self.scheduler.add_request(self.scheduler.make_request(request))
+        self._tell("add_request", request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown and finished ids are ignored."""
-        self.scheduler.finish_requests(request_ids, RequestStatus.FINISHED_ABORTED)
+        ids = list(request_ids)
+        self.scheduler.finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+        self._tell("abort_requests", ids)
 
     def has_unfinished_requests(self) -> bool:
         """Whether some request still expects news."""
@@ -90,7 +96,13 @@ class EngineCore:
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget cached content; see Scheduler.reset_prefix_cache."""
-        return self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        done = self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
+        self._tell("reset_prefix_cache", reset_running_requests)
+        return done
+
+    def _tell(self, method: CoreMethod, *args: object) -> None:
+        if self.observer is not None:
+            self.observer.called(method, args)
 
     # ---------------------------------------------------------------- one step
 
@@ -104,14 +116,12 @@ class EngineCore:
 
         Returns the news by client and whether tokens were planned.
         """
-        self._check_alive()
+        self._start_step()
         executed = False
         # A wait that was interrupted has left its step in the queue.
         if not self.batch_queue:
             executed = self._plan_and_launch()
-        if not self.batch_queue:
-            return None, executed
-        return self._finish_oldest_step(), executed
+        return self._finish_oldest_step(executed), executed
 
     def step_with_batch_queue(self) -> tuple[ClientOutputs | None, bool]:
         """Plan and queue step k, then finish step k-1 if the queue is full.
@@ -119,21 +129,31 @@ class EngineCore:
         Filling the queue comes before collecting results: returns None when nothing was
         finished. The flag tells whether tokens were planned.
         """
-        self._check_alive()
+        self._start_step()
         executed = False
         if len(self.batch_queue) < self.batch_queue_size and not self._newest_launch_failed():
             executed = self._plan_and_launch()
             if executed and len(self.batch_queue) < self.batch_queue_size:
+                self._end_step(executed)
                 return None, True
-        if not self.batch_queue:
-            return None, executed
-        return self._finish_oldest_step(), executed
+        return self._finish_oldest_step(executed), executed
+
+    def _start_step(self) -> None:
+        self._check_alive()
+        if self.observer is not None:
+            self.observer.step_started()
+
+    def _end_step(self, executed: bool) -> None:
+        if self.observer is not None:
+            self.observer.step_finished(executed)
 
     def _plan_and_launch(self) -> bool:
         """Queue the next plan, if there is anything in it; True if it has tokens."""
         if not self.scheduler.has_requests():
             return False
         plan = self.scheduler.schedule()
+        if self.observer is not None:
+            self.observer.scheduled(plan)
         has_tokens = plan.total_num_scheduled_tokens > 0
         if has_tokens or plan.finished_req_ids or plan.preempted_req_ids:
             self._launch(plan)
@@ -147,8 +167,13 @@ class EngineCore:
         future: StepFuture | FailedLaunch | None
         try:
             future = self.executor.execute_model(plan)
+            if self.observer is not None:
+                self.observer.launched(plan)
             if future is None:
-                future = self.executor.sample_tokens(self.scheduler.get_grammar_bitmask(plan))
+                grammar_output = self.scheduler.get_grammar_bitmask(plan)
+                future = self.executor.sample_tokens(grammar_output)
+                if self.observer is not None:
+                    self.observer.sampling_launched(plan, grammar_output)
             self.batch_queue.appendleft((future, plan))
         except BaseException as error:
             self.executor.reset_after_failure()
@@ -160,15 +185,32 @@ class EngineCore:
         """Whether the last plan could not be queued: nothing may be planned on top of it."""
         return bool(self.batch_queue) and isinstance(self.batch_queue[0][0], FailedLaunch)
 
-    def _finish_oldest_step(self) -> ClientOutputs:
+    def _finish_oldest_step(self, executed: bool) -> ClientOutputs | None:
+        """Wait for the oldest step and process its result; None if nothing is in flight."""
+        if not self.batch_queue:
+            self._end_step(executed)
+            return None
         future, plan = self.batch_queue[-1]
+        if self.observer is not None:
+            self.observer.waiting(plan)
         if isinstance(future, FailedLaunch):
-            return self._recover(future.error)
-        try:
-            output = future.result()
-        except Exception as error:
-            return self._recover(error)
+            outputs = self._recover(future.error)
+        else:
+            try:
+                output = future.result()
+            except Exception as error:
+                outputs = self._recover(error)
+            else:
+                outputs = self._process_result(plan, output)
+        if self.observer is not None:
+            self.observer.updated(plan, outputs)
+        self._end_step(executed)
+        return outputs
+
+    def _process_result(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> ClientOutputs:
         self.batch_queue.pop()
+        if self.observer is not None:
+            self.observer.result_arrived(plan, output)
         self._process_aborts_queue()
         return self.scheduler.update_from_output(plan, output)
 
@@ -191,6 +233,8 @@ class EngineCore:
         while self.batch_queue:
             _wait_until_idle(self.batch_queue.pop()[0])
         reason = f"{type(error).__name__}: {error}"
+        if self.observer is not None:
+            self.observer.step_failed(plans, reason, not is_interrupt)
         if not plans[0].num_scheduled_tokens and not is_interrupt:
             self._dead = reason
             self._check_alive()
