@@ -104,6 +104,11 @@ class GraphDispatcher:
             if size % decode_query_len == 0 and size <= max_num_seqs * decode_query_len
         ]
 
+    @property
+    def largest_size(self) -> int | None:
+        """Tokens of the largest graph; None if any batch can be replayed as it is."""
+        return max(self._sizes, default=0) if self._sizes is not None else None
+
     def dispatch(
         self, num_tokens: int, num_reqs: int, *, max_query_len: int, min_num_computed: int
     ) -> BatchDescriptor:
