@@ -183,6 +183,15 @@ void bind_core(nb::module_& m) {
       .def("done", &Stream::done)
       .def_prop_ro("num_threads", &Stream::num_threads)
       .def_prop_ro("last_ticket", &Stream::last_ticket)
+      .def("set_timing", &Stream::set_timing)
+      .def("take_spans", [](Stream& s, uint64_t first, uint64_t last) {
+        nb::list spans;
+        for (const auto& span : s.take_spans(first, last)) {
+          spans.append(nb::make_tuple(span.ticket, span.start / 1e9, span.end / 1e9));
+        }
+        return spans;
+      }, nb::arg("first"), nb::arg("last"),
+         "(ticket, start, end) of launches first..last, in seconds of time.monotonic; and forgets them.")
       .def("set_profile", &Stream::set_profile)
       .def("profile", [](Stream& s) {
         nb::dict d;

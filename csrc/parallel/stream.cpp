@@ -20,6 +20,8 @@ constexpr int64_t kSpinNanoseconds = 300'000;
 // Inside an op, a thread whose peers still compute yields after this many pauses: the peer may
 // have lost its core to us.
 constexpr int kPausesBeforeYield = 4000;
+// Spans that nobody took: those of failed steps, say. More than any step has launches.
+constexpr size_t kMaxSpans = 4096;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -96,6 +98,8 @@ uint64_t Stream::launch(const Plan& plan, std::shared_ptr<const Step> step) {
   launch->error.clear();
   launch->op_end.assign(profiling_.load() ? launch->ops.size() : 0, 0);
   launch->started = launch->op_end.empty() ? 0 : now();
+  launch->timed = timing_.load();
+  launch->begun.store(0, std::memory_order_relaxed);
   {
     std::lock_guard lock(mutex_);
     launch->ticket = ++last_ticket_;
@@ -197,6 +201,10 @@ void Stream::execute(Launch& launch, int worker) {
       while (begin + next.load(std::memory_order_relaxed) < end) {
         const int chunk = begin + next.fetch_add(1, std::memory_order_relaxed);
         if (chunk >= end) break;
+        if (i == 0 && finished == 0 && launch.timed) {
+          int64_t never = 0;
+          launch.begun.compare_exchange_strong(never, now(), std::memory_order_relaxed);
+        }
         run_chunk(launch, op, chunk, worker);
         finished++;
       }
@@ -222,6 +230,7 @@ void Stream::finish(const LaunchPtr& launch) {
   std::lock_guard lock(mutex_);
   if (completed_.load(std::memory_order_relaxed) >= launch->ticket) return;
   if (launch->failed.load()) errors_.emplace_back(launch->ticket, launch->error);
+  if (launch->timed) note_span(*launch);
   if (!launch->op_end.empty()) {
     int64_t before = std::max(launch->started, last_end_);
     last_end_ = launch->op_end.back();
@@ -240,6 +249,23 @@ void Stream::finish(const LaunchPtr& launch) {
   queue_.pop_front();  // launches complete in order
   free_.push_back(launch);
   completed_.store(launch->ticket, std::memory_order_release);
+}
+
+// The mutex is held. A launch without work has a span of no length.
+void Stream::note_span(const Launch& launch) {
+  const int64_t end = now(), begun = launch.begun.load(std::memory_order_relaxed);
+  if (spans_.size() == kMaxSpans) spans_.pop_front();
+  spans_.push_back({launch.ticket, begun == 0 ? end : begun, end});
+}
+
+std::vector<Stream::Span> Stream::take_spans(uint64_t first, uint64_t last) {
+  std::lock_guard lock(mutex_);
+  std::vector<Span> taken;
+  while (!spans_.empty() && spans_.front().ticket <= last) {
+    if (spans_.front().ticket >= first) taken.push_back(spans_.front());
+    spans_.pop_front();
+  }
+  return taken;
 }
 
 std::vector<Stream::ProfileRow> Stream::profile() {

@@ -55,6 +55,18 @@ class Stream {
   void set_profile(bool on) { profiling_.store(on); }
   std::vector<ProfileRow> profile();
 
+  // When launches ran, in nanoseconds of the steady clock: from the moment a thread claimed the first
+  // piece of work until the launch was retired. Launches run one after the other, so spans never
+  // overlap. Two looks at the clock for a launch; nothing while timing is off.
+  struct Span {
+    uint64_t ticket;
+    int64_t start;
+    int64_t end;
+  };
+  void set_timing(bool on) { timing_.store(on); }
+  // The spans of completed launches first..last; those, and all before them, are forgotten.
+  std::vector<Span> take_spans(uint64_t first, uint64_t last);
+
  private:
   struct alignas(64) Counter {
     std::atomic<int32_t> value{0};
@@ -74,6 +86,8 @@ class Stream {
     std::string error;
     std::vector<int64_t> op_end;          // nanoseconds, when profiling
     int64_t started = 0;                  // when it was enqueued
+    bool timed = false;
+    std::atomic<int64_t> begun{0};        // when the first piece was claimed, if timed
   };
   using LaunchPtr = std::shared_ptr<Launch>;
 
@@ -82,6 +96,7 @@ class Stream {
   void execute(Launch& launch, int worker);
   void run_chunk(Launch& launch, const OpRun& op, int chunk, int worker);
   void finish(const LaunchPtr& launch);
+  void note_span(const Launch& launch);
   Counter& counter(Launch& launch, size_t op, int which) const {
     return launch.counters[op * (num_threads_ + 1) + which];
   }
@@ -90,15 +105,17 @@ class Stream {
   const bool caller_joins_;
   std::vector<std::thread> threads_;
 
-  mutable std::mutex mutex_;             // guards queue_, free_, errors_, profile_
+  mutable std::mutex mutex_;             // guards queue_, free_, errors_, profile_, spans_
   std::deque<LaunchPtr> queue_;          // not yet complete, oldest first
   std::vector<LaunchPtr> free_;          // to be used again
   std::vector<std::pair<uint64_t, std::string>> errors_;
   std::vector<ProfileRow> profile_;
+  std::deque<Span> spans_;               // oldest first
   int64_t last_end_ = 0;                 // of the last profiled launch
   std::atomic<uint64_t> completed_{0};
   uint64_t last_ticket_ = 0;
   std::atomic<bool> profiling_{false};
+  std::atomic<bool> timing_{false};
 
   std::atomic<uint32_t> epoch_{0};       // bumped by every launch; sleeping threads wait on it
   std::atomic<int> sleepers_{0};

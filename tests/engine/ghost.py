@@ -155,6 +155,9 @@ class GhostExecutor:
         future, self._pending = self._pending, None
         return future
 
+    def time_device(self) -> None:
+        """Nothing to time."""
+
     def reset_after_failure(self) -> None:
         """Forget the forward pass that has no sampling."""
         self._pending = None

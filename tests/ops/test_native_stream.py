@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,35 @@ def test_staged_writes_happen_in_stream_order() -> None:
 def test_waiting_for_what_was_never_launched_is_an_error() -> None:
     with pytest.raises(ValueError, match="no such launch"):
         native.Stream(1).wait(1)
+
+
+@pytest.mark.parametrize(("threads", "joins"), [(1, True), (2, True), (2, False)])
+def test_spans_of_launches(threads: int, joins: bool) -> None:
+    """Each timed launch has one span; spans are in order, never overlap, and lie between its
+    launch and the end of the wait for it, by Python's own clock."""
+    device = native.make_device()
+    plan, idle = native.Plan(), native.Plan()
+    x = native.Rows(64, 1)
+    native.add_add(plan, device, x, x)
+    stream = native.Stream(threads, joins)
+    stream.wait(stream.launch(plan, make_step(device)))
+    assert stream.take_spans(0, stream.last_ticket) == [], "nobody asked for times"
+    stream.set_timing(True)
+    before = time.monotonic()
+    first = stream.launch(plan, make_step(device))
+    for _ in range(20):
+        stream.launch(plan, make_step(device))
+    last = stream.launch(idle, make_step(device))
+    stream.wait(last)
+    after = time.monotonic()
+    spans = stream.take_spans(first + 1, last)
+    assert [ticket for ticket, _, _ in spans] == list(range(first + 1, last + 1))
+    edges = [edge for _, start, end in spans for edge in (start, end)]
+    assert edges == sorted(edges)
+    assert before <= edges[0]
+    assert edges[-1] <= after
+    assert all(start < end for _, start, end in spans[:-1])
+    assert stream.take_spans(0, last) == [], "told once"
+    stream.set_timing(False)
+    stream.wait(stream.launch(plan, make_step(device)))
+    assert stream.take_spans(0, stream.last_ticket) == []

@@ -39,6 +39,10 @@ class Executor(Protocol):
         """Queue sampling for the forward pass just queued; the future gives the step's result."""
         ...
 
+    def time_device(self) -> None:
+        """From now on results carry ``device_spans``. An executor that cannot tell leaves them."""
+        ...
+
     def reset_after_failure(self) -> None:
         """Forget a forward pass that was queued without sampling, after an exception."""
         ...

@@ -28,6 +28,9 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True):
     """The positions of this step's chunk: entry i predicts prompt token computed + i + 1."""
     failed_req_ids: dict[str, str] = msgspec.field(default_factory=dict)
     """Requests whose own numbers are bad (NaN or Inf logits): {id: reason}. The others go on."""
+    device_spans: list[tuple[str, float, float]] | None = None
+    """When the device worked on this step, in order: ("forward", "logits" or "sample", start, end)
+    in seconds of the core's clock. None unless ``Executor.time_device`` was called."""
 
 
 class PrefillStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,6 +22,10 @@ class UniprocExecutor:
         """See ``Executor.sample_tokens``."""
         return self._runner.sample_tokens(grammar_output)
 
+    def time_device(self) -> None:
+        """See ``Executor.time_device``."""
+        self._runner.time_device()
+
     def reset_after_failure(self) -> None:
         """See ``Executor.reset_after_failure``."""
         self._runner.reset_after_failure()

@@ -18,14 +18,19 @@ class AsyncOutput:
         *,
         with_logprobs: bool,
         slice_rows: int,
+        timed_launches: dict[int, str] | None = None,
     ) -> None:
-        """``owners`` and ``kinds``: the request and the kind (SAMPLE, SCORE) of each logits row."""
+        """``owners`` and ``kinds``: the request and the kind (SAMPLE, SCORE) of each logits row.
+
+        ``timed_launches``: {ticket: name} of the step's launches, if the stream times them.
+        """
         self._req_ids = req_ids
         self._sampled = sampled
         self._owners = owners
         self._kinds = kinds
         self._with_logprobs = with_logprobs
         self._slice_rows = slice_rows
+        self._timed_launches = timed_launches
 
     def done(self) -> bool:
         """Whether ``result`` would return at once."""
@@ -43,6 +48,8 @@ class AsyncOutput:
             output.failed_req_ids[self._owners[row]] = why
         if self._with_logprobs:
             self._collect_logprobs(output)
+        if self._timed_launches is not None:
+            output.device_spans = self._sampled.spans(self._timed_launches)
         return output
 
     def _collect_logprobs(self, output: ModelRunnerOutput) -> None:

@@ -26,6 +26,8 @@ class ExecuteModelState:
     steps: list[tuple[Any, Any]]
     """(device step, its sampling part), one for each slice of logits rows; the first step also
     ran the forward pass."""
+    ticket: int
+    """Of the forward pass."""
 
 
 class ModelRunner:
@@ -38,6 +40,12 @@ class ModelRunner:
         max_blocks = -(-limits.max_model_len // limits.block_size) + 1
         self.states = RequestStates(limits.max_num_seqs, max_blocks)
         self._execute_model_state: ExecuteModelState | None = None
+        self._times_device = False
+
+    def time_device(self) -> None:
+        """From now on results say when their launches ran."""
+        self._model.stream.set_timing(True)
+        self._times_device = True
 
     def execute_model(self, plan: SchedulerOutput) -> CompletedOutput | None:
         """Apply the plan to the rows and launch the forward pass.
@@ -54,9 +62,9 @@ class ModelRunner:
         steps = self._make_steps(batch, logits)
         for new in plan.scheduled_new_reqs:
             self._stage(steps[0][0], new)
-        self._model.stream.launch(self._model.forward_plan, steps[0][0])
+        ticket = self._model.stream.launch(self._model.forward_plan, steps[0][0])
         self._execute_model_state = ExecuteModelState(
-            batch, list(plan.num_scheduled_tokens), logits, steps
+            batch, list(plan.num_scheduled_tokens), logits, steps, ticket
         )
         return None
 
@@ -71,10 +79,12 @@ class ModelRunner:
         kinds = state.logits.kinds.tolist()
         if grammar_output is not None:
             self._set_bitmasks(state, owners, kinds, grammar_output)
+        launches = {state.ticket: "forward"}
         ticket = 0
         for step, _ in state.steps:
-            self._model.stream.launch(self._model.logits_plan, step)
+            launches[self._model.stream.launch(self._model.logits_plan, step)] = "logits"
             ticket = self._model.stream.launch(self._model.sample_plan, step)
+            launches[ticket] = "sample"
         sampled = SampledRows(self._model.stream, ticket, [part for _, part in state.steps])
         return AsyncOutput(
             state.plan_order,
@@ -83,6 +93,7 @@ class ModelRunner:
             kinds,
             with_logprobs=any(self.states[request_id].wants_logprobs for request_id in req_ids),
             slice_rows=self._model.limits.max_logits_rows,
+            timed_launches=launches if self._times_device else None,
         )
 
     def _set_bitmasks(

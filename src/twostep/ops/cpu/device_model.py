@@ -73,6 +73,14 @@ class SampledRows:
         """Whether ``wait`` would return at once."""
         return bool(self._stream.done(self._ticket))
 
+    def spans(self, names: dict[int, str]) -> list[tuple[str, float, float]]:
+        """(name, start, end) of the launches with these tickets, in seconds of ``time.monotonic``.
+
+        To be asked once, after ``wait``, of a stream that times its launches.
+        """
+        found = self._stream.take_spans(min(names), max(names))
+        return [(names[ticket], start, end) for ticket, start, end in found if ticket in names]
+
     def tokens(self) -> list[int]:
         """[S] the drawn token; -1 where none was drawn."""
         if len(self._slices) == 1:
