@@ -46,8 +46,15 @@ def plan_sizes(
 
     Raises:
         OutOfMemoryError: Weights, or one request of ``max_model_len``, do not fit.
-        UsageError: ``max_model_len`` is more than the model was trained for.
+        UsageError: The device can't compute in the model's number type, heads can't be shared out
+            evenly, or ``max_model_len`` is more than the model was trained for.
     """
+    device.flops(facts.compute_dtype)  # before the sizes: fewer bytes are no cure for it
+    if facts.config.num_heads % tensor_parallel_size:
+        raise UsageError(
+            f"--tensor-parallel-size {tensor_parallel_size}: {facts.config.num_heads} attention "
+            "heads cannot be shared out evenly; choose a divisor"
+        )
     longest = facts.config.max_position
     if max_model_len is not None and max_model_len > longest:
         raise UsageError(

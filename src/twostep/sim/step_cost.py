@@ -80,6 +80,8 @@ class StepCostModel:
         self._bandwidth = device.bandwidth * tensor_parallel_size
         # Attention is computed in the KV cache's own type only where there is arithmetic for it.
         kv_dtype = facts.kv_dtype if facts.kv_dtype in device.peak_flops else facts.compute_dtype
+        # A KV head is never cut: devices beyond their number read copies of their own.
+        self._kv_copies = max(1, tensor_parallel_size // facts.config.num_kv_heads)
         self._windows = list(facts.windows.items())
         self._attention_flops = device.flops(kv_dtype) * tensor_parallel_size
 
@@ -132,7 +134,7 @@ class StepCostModel:
             if window is not None:
                 keys = np.minimum(keys, scheduled + (window - 1))
             num_bytes += layers * self.facts.kv_bytes_per_layer * int((keys + scheduled).sum())
-        return flops, num_bytes
+        return flops, num_bytes * self._kv_copies
 
     def _launches(self, mode: GraphMode) -> tuple[float, int]:
         """Seconds and number of launches of a step."""
