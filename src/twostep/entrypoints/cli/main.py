@@ -16,6 +16,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("complete", "continue a text"),
     ("pull", "fetch a model"),
     ("models", "list the models that have a name, and what is on disk"),
+    ("simulate", "predict speed on devices that are not here; check the engine's rules"),
     ("doctor", "what this machine can do: CPU features, threads, memory bandwidth, kernels"),
     ("collect-env", "versions and settings, for bug reports"),
 )
