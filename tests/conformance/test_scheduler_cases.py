@@ -3,7 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from planning_helpers import add, by_id, check, make_scheduler, result, run_step, sample_all
+from planning_helpers import (
+    FakeGrammar,
+    FakeGrammarFuture,
+    add,
+    by_id,
+    check,
+    make_scheduler,
+    result,
+    run_step,
+    sample_all,
+)
 
 from twostep.contracts.request import FinishReason
 from twostep.scheduler.request import RequestStatus
@@ -162,14 +172,16 @@ def test_case_27_resume_after_preemption(caching: bool, planned: int) -> None:
 def test_case_28_and_30_requests_that_compile_are_skipped() -> None:
     """They hold nobody up, and keep their places over several steps."""
     scheduler = make_scheduler()
-    grammars = [add(scheduler, f"G{i}", 10, 50, structured=True) for i in range(2)]
+    grammars = [FakeGrammarFuture() for _ in range(3)]
+    add(scheduler, "G0", 10, 50, grammar=grammars[0])
+    add(scheduler, "G1", 10, 50, grammar=grammars[1])
     add(scheduler, "H", 10, 50)
-    grammars.append(add(scheduler, "G2", 10, 50, structured=True))
+    add(scheduler, "G2", 10, 50, grammar=grammars[2])
     for _ in range(3):
         plan, _ = run_step(scheduler)
         assert list(plan.num_scheduled_tokens) == ["H"]
         assert [r.request_id for r in scheduler.waiting] == ["G0", "G1", "G2"]
-    grammars[1].status = RequestStatus.WAITING
+    grammars[1].is_done = True
     plan, _ = run_step(scheduler)
     assert list(plan.num_scheduled_tokens) == ["H", "G1"]
     assert [r.request_id for r in scheduler.waiting] == ["G0", "G2"]
@@ -179,7 +191,7 @@ def test_case_30_skipped_requests_keep_their_place_in_a_heap() -> None:
     """The same under the priority policy."""
     scheduler = make_scheduler(policy="priority")
     for i in range(3):
-        add(scheduler, f"G{i}", 10, 50, structured=True, priority=3 - i)
+        add(scheduler, f"G{i}", 10, 50, grammar=FakeGrammarFuture(), priority=3 - i)
     add(scheduler, "H", 10, 50, priority=9)
     for _ in range(3):
         plan, _ = run_step(scheduler)
@@ -306,15 +318,28 @@ def test_case_35_prefix_reset_drops_what_is_in_flight() -> None:
 
 
 def test_case_36_a_structured_request_sits_out_alone() -> None:
-    """Ours: no sampling of a whole batch is deferred because one grammar waits for its token."""
+    """Ours: no sampling of a whole batch is deferred because one grammar waits for its token.
+
+    The request that needs the token sits out one step; everybody else's sampling is queued at
+    once. So a plan never waits, and the mask is always filled from a grammar that knows all tokens.
+    """
     scheduler = make_scheduler(is_async=True)
-    structured = add(scheduler, "S", 10, 50, structured=True)
-    structured.status = RequestStatus.WAITING
+    grammar = FakeGrammar()
+    add(scheduler, "S", 10, 50, grammar=FakeGrammarFuture(grammar, is_done=True))
     add(scheduler, "U", 10, 50)
     first = scheduler.schedule()
-    second = scheduler.schedule()
     assert first.num_scheduled_tokens == {"S": 10, "U": 10}
+    assert first.has_structured_output_requests  # the first decode after a prefill: no token owed
+    masks = scheduler.get_grammar_bitmask(first)
+    assert masks is not None
+    assert masks.request_ids == ["S"]
+    second = scheduler.schedule()
     assert second.num_scheduled_tokens == {"U": 1}
-    assert not second.pending_structured_output_tokens
+    assert scheduler.get_grammar_bitmask(second) is None
     scheduler.update_from_output(first, result(first, S=1, U=1))
-    assert list(scheduler.schedule().num_scheduled_tokens) == ["S", "U"]
+    assert grammar.accepted == [1]
+    third = scheduler.schedule()
+    assert list(third.num_scheduled_tokens) == ["S", "U"]
+    masks = scheduler.get_grammar_bitmask(third)
+    assert masks is not None
+    assert masks.bitmask[0] == 1  # filled after U k

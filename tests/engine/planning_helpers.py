@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import struct
+from collections.abc import Iterable, Sequence
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.outputs import EngineCoreOutput, EngineCoreOutputs, ModelRunnerOutput
@@ -25,6 +26,54 @@ class FakeClock:
         """Moves on a little with each look."""
         self.now += 0.001
         return self.now
+
+
+class FakeGrammar:
+    """Allows every token but one; remembers what it accepted. 64 tokens, two words."""
+
+    def __init__(self, forbidden: int = -1) -> None:
+        self.forbidden = forbidden
+        self.accepted: list[int] = []
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> bool:
+        """Up to the forbidden one."""
+        for token_id in token_ids:
+            if token_id == self.forbidden:
+                return False
+            self.accepted.append(token_id)
+        return True
+
+    def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
+        """Up to the forbidden one."""
+        ids = list(token_ids)
+        return ids[: ids.index(self.forbidden)] if self.forbidden in ids else ids
+
+    def rollback(self, num_tokens: int) -> None:
+        """Forget the last ones."""
+        del self.accepted[len(self.accepted) - num_tokens :]
+
+    def fill_bitmask(self) -> bytes:
+        """Word 0 tells how many tokens were accepted."""
+        return struct.pack("<2I", len(self.accepted), 2**32 - 1)
+
+
+class FakeGrammarFuture:
+    """Compiled when a test says so."""
+
+    def __init__(self, grammar: FakeGrammar | None = None, *, is_done: bool = False) -> None:
+        self.grammar = grammar or FakeGrammar()
+        self.is_done = is_done
+        self.error: Exception | None = None
+
+    def done(self) -> bool:
+        """See ``is_done``."""
+        return self.is_done
+
+    def result(self) -> FakeGrammar:
+        """The grammar, or the error."""
+        if self.error is not None:
+            raise self.error
+        return self.grammar
 
 
 def make_engine_request(
@@ -101,10 +150,22 @@ def make_scheduler(
     )
 
 
-def add(scheduler: Scheduler, request_id: str, *args: object, **kwargs: object) -> Request:
+def add(
+    scheduler: Scheduler,
+    request_id: str,
+    *args: object,
+    grammar: FakeGrammarFuture | None = None,
+    **kwargs: object,
+) -> Request:
     """Queue a request and return the scheduler's record of it."""
     request = scheduler.make_request(
-        make_engine_request(request_id, *args, **kwargs)  # type: ignore[arg-type]
+        make_engine_request(
+            request_id,
+            *args,  # type: ignore[arg-type]
+            structured=grammar is not None,
+            **kwargs,  # type: ignore[arg-type]
+        ),
+        grammar,
     )
     scheduler.add_request(request)
     return request
@@ -163,7 +224,7 @@ def check(scheduler: Scheduler) -> None:
     for request in scheduler.requests.values():
         assert request.num_tokens == len(request.all_token_ids) < request.max_total_tokens
         if kv.enable_prefix_caching:
-            assert len(request.block_hashes) == request.num_tokens // kv.block_size
+            assert len(request.block_hashes) <= request.num_tokens // kv.block_size
     assert scheduler.suspects.keys() <= scheduler.requests.keys()
     assert not kv._parked or min(kv._parked) > kv.last_processed_step
 

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 from planning_helpers import add, make_scheduler, run_step
 
-from twostep.kv_cache.block import Block
 from twostep.kv_cache.integrity import find_violations
 from twostep.scheduler.scheduler import Scheduler
 
@@ -23,9 +22,9 @@ def scheduler() -> Scheduler:
     return scheduler
 
 
-def blocks_of(scheduler: Scheduler, name: str) -> list[Block]:
+def blocks_of(scheduler: Scheduler, name: str) -> list[int]:
     """The blocks of a request."""
-    return scheduler.kv_cache_manager._tables[name].blocks
+    return scheduler.kv_cache_manager._tables[name].block_ids
 
 
 def leak(s: Scheduler) -> None:
@@ -33,34 +32,36 @@ def leak(s: Scheduler) -> None:
 
 
 def lose_reference(s: Scheduler) -> None:
-    blocks_of(s, "b")[0].ref_cnt -= 1
+    del s.kv_cache_manager.pool.extra_refs[blocks_of(s, "b")[0]]
+
+
+def count_one_too_many(s: Scheduler) -> None:
+    s.kv_cache_manager.pool.extra_refs[blocks_of(s, "b")[0]] += 1
+
+
+def keep_a_count_of_nothing(s: Scheduler) -> None:
+    s.kv_cache_manager.pool.extra_refs[blocks_of(s, "a")[-1]] = 0
 
 
 def free_too_early(s: Scheduler) -> None:
     s.kv_cache_manager.pool.free_blocks([blocks_of(s, "a")[-1]])
 
 
-def list_held_block(s: Scheduler) -> None:
-    s.kv_cache_manager.pool.free_queue.append([blocks_of(s, "a")[-1]])
+def list_twice(s: Scheduler) -> None:
+    pool = s.kv_cache_manager.pool
+    pool.unhashed.append(pool.unhashed[0])
 
 
 def miscount(s: Scheduler) -> None:
-    s.kv_cache_manager.pool.free_queue.num_free_blocks += 1
-
-
-def tear_list(s: Scheduler) -> None:
-    next(iter(s.kv_cache_manager.pool.free_queue)).prev_free = None
-    second = list(s.kv_cache_manager.pool.free_queue)[1]
-    second.prev_free = None
+    s.kv_cache_manager.pool.reusable.count += 1
 
 
 def list_null_block(s: Scheduler) -> None:
-    pool = s.kv_cache_manager.pool
-    pool.free_queue.append([pool.null_block])
+    s.kv_cache_manager.pool.unhashed.append(0)
 
 
-def count_null_block(s: Scheduler) -> None:
-    s.kv_cache_manager.pool.null_block.ref_cnt = 2
+def cache_null_block(s: Scheduler) -> None:
+    s.kv_cache_manager.pool.cache_blocks([0], [b"null"])
 
 
 def forget_hash(s: Scheduler) -> None:
@@ -68,7 +69,17 @@ def forget_hash(s: Scheduler) -> None:
 
 
 def stale_hash(s: Scheduler) -> None:
-    blocks_of(s, "a")[0].block_hash = None
+    s.kv_cache_manager.pool.hash_of[blocks_of(s, "a")[0]] = None
+
+
+def find_a_worthless_block(s: Scheduler) -> None:
+    pool = s.kv_cache_manager.pool
+    pool.reusable.append([pool.unhashed.pop()])
+
+
+def hide_a_findable_block(s: Scheduler) -> None:
+    pool = s.kv_cache_manager.pool
+    pool.cache_blocks(pool.unhashed[:1], [b"found"])
 
 
 def wrong_content(s: Scheduler) -> None:
@@ -86,16 +97,19 @@ def too_few_slots(s: Scheduler) -> None:
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (leak, "has ref_cnt 1 but 0 holders"),
-        (lose_reference, "has ref_cnt 1 but 2 holders"),
-        (free_too_early, "has ref_cnt 0 but 1 holders"),
-        (list_held_block, "is 1 times in the free list"),
+        (leak, "with 0 holders is 0 times in the free list"),
+        (lose_reference, "has 2 holders but counts 0 extra ones"),
+        (count_one_too_many, "has 2 holders but counts 2 extra ones"),
+        (keep_a_count_of_nothing, "counted as shared but has the count 0"),
+        (free_too_early, "with 1 holders is 1 times in the free list"),
+        (list_twice, "with 0 holders is 2 times in the free list"),
         (miscount, "the count says"),
-        (tear_list, "torn after block"),
-        (list_null_block, "the null block is in the free list"),
-        (count_null_block, "the null block was counted or cached"),
-        (forget_hash, "maps to blocks None"),
-        (stale_hash, "carry it"),
+        (list_null_block, "the null block is free, held or cached"),
+        (cache_null_block, "the null block is free, held or cached"),
+        (forget_hash, "hashes can be found"),
+        (stale_hash, "carries another one"),
+        (find_a_worthless_block, "waits to be found but has no hash"),
+        (hide_a_findable_block, "has a hash but is in front of the queue"),
         (wrong_content, "has another's content"),
         (orphan_table, "is gone but holds"),
         (too_few_slots, "more computed tokens than slots"),

@@ -39,6 +39,10 @@ class CacheConfig:
     block_size: int = 16
     """Tokens of one block."""
     enable_prefix_caching: bool = True
+    watermark: float = 0.0
+    """Share of the blocks that stays free when a request is admitted beside running ones."""
+    enable_kv_cache_events: bool = False
+    """Tell clients which content was stored and removed."""
     sliding_window: int | None = None
     """Set only if EVERY layer has this window: blocks behind it are freed."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from twostep.contracts.kv_events import KVCacheEvent
 from twostep.contracts.request import FinishReason
 
 
@@ -31,6 +32,9 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True):
     device_spans: list[tuple[str, float, float]] | None = None
     """When the device worked on this step, in order: ("forward", "logits" or "sample", start, end)
     in seconds of the core's clock. None unless ``Executor.time_device`` was called."""
+    draft_token_ids: dict[str, list[int]] = msgspec.field(default_factory=dict)
+    """What a drafter proposes to follow each request's tokens. Synchronous scheduling only: with
+    steps in flight, drafts stay on the device."""
 
 
 class PrefillStats(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,6 +59,17 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     num_preemptions: int = 0
 
 
+class SpecDecodeStats(msgspec.Struct, frozen=True, kw_only=True):
+    """Drafts that came back since the last stats."""
+
+    num_drafts: int = 0
+    """Requests times steps."""
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    num_accepted_tokens_per_pos: list[int] = msgspec.field(default_factory=list)
+    """Entry i: drafts at position i that were accepted."""
+
+
 class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """The scheduler after one update."""
 
@@ -68,6 +83,8 @@ class SchedulerStats(msgspec.Struct, frozen=True, kw_only=True):
     """Tokens of those that were found."""
     num_preemptions: int = 0
     """Since the last stats."""
+    spec_decode: SpecDecodeStats | None = None
+    """None if no drafts came back."""
 
 
 class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
@@ -77,3 +94,5 @@ class EngineCoreOutputs(msgspec.Struct, frozen=True, kw_only=True):
     scheduler_stats: SchedulerStats | None = None
     timestamp: float = 0.0
     """Seconds, the core's clock."""
+    kv_events: list[KVCacheEvent] | None = None
+    """Changes of the prefix cache, if ``enable_kv_cache_events``; sent to one client."""

@@ -21,7 +21,11 @@ class NewRequestData(msgspec.Struct, frozen=True, kw_only=True):
     block_ids: list[int]
     """ALL blocks, in order of position; 0 is the null block."""
     num_computed_tokens: int
-    """Prefix-cache hit: tokens whose KV is already there."""
+    """Tokens that are not computed again: the prefix-cache hit, at most all but the last one."""
+    num_cached_tokens: int
+    """Tokens whose KV is in the blocks already. One more than ``num_computed_tokens`` if all are:
+    the last one is computed for its logits only, and its KV, in a block that others share, is
+    not written again."""
 
 
 class CachedRequestData(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,13 +60,13 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Lost their row since the last plan; they come back as new requests."""
     scheduled_spec_decode_tokens: dict[str, list[int]] = msgspec.field(default_factory=dict)
     has_structured_output_requests: bool = False
-    pending_structured_output_tokens: bool = False
-    """Sampling must wait until the previous step's result advanced a grammar."""
+    """Some logits rows of this plan are masked by grammars."""
 
 
 class GrammarOutput(msgspec.Struct, frozen=True, kw_only=True):
     """Which tokens a grammar allows, for the structured requests of one plan."""
 
     request_ids: list[str]
+    """One entry for each logits row, in plan order: 1 + drafts of a request."""
     bitmask: bytes
     """int32 words, [len(request_ids), ceil(vocab / 32)], bit set = allowed."""

@@ -29,6 +29,16 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     json_object: bool | None = None
 
 
+class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Ends a request whose last tokens are the same pattern again and again."""
+
+    max_pattern_size: int
+    """Longest pattern looked for, in tokens."""
+    min_pattern_size: int = 1
+    min_count: int = 2
+    """Times in a row that a pattern must occur."""
+
+
 class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=False):
     """Sampling parameters with vLLM's names and defaults. ``frontend`` validates them.
 
@@ -65,6 +75,7 @@ class SamplingParams(msgspec.Struct, kw_only=True, omit_defaults=True, dict=Fals
     output_kind: RequestOutputKind = RequestOutputKind.CUMULATIVE
     stream_interval: int | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    repetition_detection: RepetitionDetectionParams | None = None
     priority: int = 0
 
     def clone(self) -> SamplingParams:

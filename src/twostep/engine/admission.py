@@ -7,8 +7,13 @@ from twostep.contracts.request import EngineCoreRequest
 from twostep.scheduler.scheduler import Scheduler
 
 
-def check_admission(request: EngineCoreRequest, scheduler: Scheduler) -> None:
-    """Raise InvalidRequestError unless the request can run to at least one token, alone."""
+def check_admission(
+    request: EngineCoreRequest, scheduler: Scheduler, *, can_structure: bool
+) -> None:
+    """Raise InvalidRequestError unless the request can run to at least one token, alone.
+
+    ``can_structure``: whether the engine has a compiler of grammars.
+    """
     params = request.sampling_params
     if request.request_id in scheduler.requests:
         raise InvalidRequestError(
@@ -18,7 +23,7 @@ def check_admission(request: EngineCoreRequest, scheduler: Scheduler) -> None:
         raise InvalidRequestError(
             f"max_tokens is {params.max_tokens}: ask for 1 or more", "max_tokens"
         )
-    if params.structured_outputs is not None:
+    if params.structured_outputs is not None and not can_structure:
         raise InvalidRequestError(
             "structured outputs are not supported: leave structured_outputs out",
             "structured_outputs",

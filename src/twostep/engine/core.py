@@ -12,11 +12,13 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
+from typing import Literal
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.clock import Clock
 from twostep.contracts.errors import EngineDeadError
 from twostep.contracts.executor import Executor, StepFuture
+from twostep.contracts.grammar import GrammarCompiler
 from twostep.contracts.observer import CoreMethod, StepObserver
 from twostep.contracts.outputs import EngineCoreOutputs, ModelRunnerOutput
 from twostep.contracts.plan import SchedulerOutput
@@ -25,12 +27,14 @@ from twostep.engine.admission import check_admission
 from twostep.engine.step_dump import describe_step
 from twostep.scheduler.async_scheduler import AsyncScheduler
 from twostep.scheduler.request import RequestStatus
-from twostep.scheduler.scheduler import Scheduler
+from twostep.scheduler.scheduler import PauseState, Scheduler
 
 logger = logging.getLogger(__name__)
 
 ClientOutputs = dict[int, EngineCoreOutputs]
 """News by client index."""
+
+PauseMode = Literal["abort", "wait", "keep"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -51,9 +55,13 @@ class EngineCore:
         executor: Executor,
         clock: Clock,
         num_spec_tokens: int = 0,
+        grammar_compiler: GrammarCompiler | None = None,
         observer: StepObserver | None = None,
     ) -> None:
-        """The executor is running already; the core shuts it down in ``shutdown``."""
+        """The executor is running already; the core shuts it down in ``shutdown``.
+
+        Without a ``grammar_compiler``, requests for structured output are refused.
+        """
         self.executor = executor
         self.observer = observer
         is_async = scheduler_config.async_scheduling and executor.max_concurrent_batches > 1
@@ -69,6 +77,7 @@ class EngineCore:
         self.aborts_queue: SimpleQueue[list[str]] = SimpleQueue()
         """Aborts from another thread; seen before the next result is processed."""
         self._is_async = is_async
+        self._grammar_compiler = grammar_compiler
         self._dead: str | None = None
 
     # ---------------------------------------------------------------- requests
@@ -76,8 +85,14 @@ class EngineCore:
     def add_request(self, request: EngineCoreRequest) -> None:
         """Queue a request. Raises InvalidRequestError if it can never be served."""
         self._check_alive()
-        check_admission(request, self.scheduler)
-        self.scheduler.add_request(self.scheduler.make_request(request))
+        compiler = self._grammar_compiler
+        check_admission(request, self.scheduler, can_structure=compiler is not None)
+        grammar_future = None
+        structured_outputs = request.sampling_params.structured_outputs
+        if structured_outputs is not None:
+            assert compiler is not None
+            grammar_future = compiler.compile(structured_outputs)
+        self.scheduler.add_request(self.scheduler.make_request(request, grammar_future))
         self._tell("add_request", request)
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
@@ -99,6 +114,24 @@ class EngineCore:
         done = self.scheduler.reset_prefix_cache(reset_running_requests=reset_running_requests)
         self._tell("reset_prefix_cache", reset_running_requests)
         return done
+
+    def pause(self, mode: PauseMode) -> None:
+        """Stop planning, until ``resume``.
+
+        ``abort`` ends every request now and tells its client; ``wait`` lets those go on that were
+        started; ``keep`` leaves everybody where they are. Steps in flight are still processed.
+        New requests may be added; they wait.
+        """
+        if mode == "abort":
+            self.scheduler.abort_all()
+        is_keep = mode == "keep"
+        self.scheduler.pause(PauseState.PAUSED_ALL if is_keep else PauseState.PAUSED_NEW)
+        self._tell("pause", mode)
+
+    def resume(self) -> None:
+        """Plan again, from the counters that ``pause`` found."""
+        self.scheduler.pause(PauseState.UNPAUSED)
+        self._tell("resume")
 
     def _tell(self, method: CoreMethod, *args: object) -> None:
         if self.observer is not None:
@@ -186,10 +219,13 @@ class EngineCore:
         return bool(self.batch_queue) and isinstance(self.batch_queue[0][0], FailedLaunch)
 
     def _finish_oldest_step(self, executed: bool) -> ClientOutputs | None:
-        """Wait for the oldest step and process its result; None if nothing is in flight."""
+        """Wait for the oldest step and process its result.
+
+        If nothing is in flight: news of requests that ended without a step, or None.
+        """
         if not self.batch_queue:
             self._end_step(executed)
-            return None
+            return self.scheduler.take_news()
         future, plan = self.batch_queue[-1]
         if self.observer is not None:
             self.observer.waiting(plan)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import sha256
 
 BlockHash = bytes
@@ -18,25 +18,32 @@ NONE_HASH: BlockHash = sha256(b"twostep: parent of the first block").digest()
 """Parent of block 0."""
 
 _TOKEN_BYTES = 4
-_ID_TYPE = "I" if array("I").itemsize == _TOKEN_BYTES else "L"
+
+
+def token_array(token_ids: Iterable[int]) -> array[int]:
+    """Token ids as 32-bit numbers: a long prompt is one object, not one for each token."""
+    ids = array("I", token_ids)
+    assert ids.itemsize == _TOKEN_BYTES
+    return ids
 
 
 def hash_block_tokens(
     parent: BlockHash | None, token_ids: Sequence[int], extra_keys: Sequence[str] = ()
 ) -> BlockHash:
     """Hash of one full block. ``parent`` is the hash of the block before, None for the first."""
-    data = (parent or NONE_HASH) + _encode_tokens(token_ids)
+    data = (parent or NONE_HASH) + _encode_tokens(token_array(token_ids))
     return sha256(data + _encode_keys(extra_keys)).digest()
 
 
 def extend_block_hashes(
     hashes: list[BlockHash],
-    token_ids: Sequence[int],
+    token_ids: array[int],
     block_size: int,
     cache_salt: str | None = None,
 ) -> None:
     """Append to ``hashes`` one hash for each full block of ``token_ids`` that has none yet.
 
+    ``token_ids``: a token array, see ``token_array``.
     ``cache_salt`` enters block 0 only; through the parent it changes the whole chain.
     """
     first = len(hashes)
@@ -53,9 +60,9 @@ def extend_block_hashes(
         hashes.append(parent)
 
 
-def _encode_tokens(token_ids: Sequence[int]) -> bytes:
-    ids = array(_ID_TYPE, token_ids)
+def _encode_tokens(ids: array[int]) -> bytes:
     if sys.byteorder == "big":
+        ids = array(ids.typecode, ids)
         ids.byteswap()
     return ids.tobytes()
 

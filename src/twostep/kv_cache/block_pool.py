@@ -1,112 +1,213 @@
-"""All blocks of the KV cache: who is free, and which content can be found again."""
+"""All blocks of the KV cache: who is free, and which content can be found again.
+
+A block is a number. Held blocks cost nothing here unless they are shared: a step that hands out
+512 blocks moves one slice of a list. Free blocks whose content is worth nothing are a stack; free
+blocks that can still be found queue behind all of those, in the order in which they were freed.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterable
 
-from twostep.kv_cache.block import NULL_BLOCK_ID, Block
 from twostep.kv_cache.block_hash import BlockHash
-from twostep.kv_cache.free_block_queue import FreeBlockQueue
+
+NULL_BLOCK_ID = 0
+"""Stands for positions whose KV is not kept; never handed out, never freed."""
+
+
+class ReusableBlocks:
+    """Free blocks that can still be found, least recently freed first.
+
+    A queue of ids in which a block may have old entries: only its last one counts, and only while
+    the block is free. So a block in the middle is taken out by changing one byte.
+    """
+
+    __slots__ = ("_entries", "_is_free", "_num_entries_of", "count")
+
+    def __init__(self, num_blocks: int) -> None:
+        self.count = 0
+        self._entries: deque[int] = deque()
+        self._num_entries_of = [0] * num_blocks
+        self._is_free = bytearray(num_blocks)
+
+    def __contains__(self, block_id: int) -> bool:
+        return self._is_free[block_id] == 1
+
+    def append(self, block_ids: list[int]) -> None:
+        """Blocks that have just become free, in this order."""
+        is_free, num_entries_of = self._is_free, self._num_entries_of
+        for block_id in block_ids:
+            assert not is_free[block_id], f"block {block_id} freed twice"
+            is_free[block_id] = 1
+            num_entries_of[block_id] += 1
+        self._entries += block_ids
+        self.count += len(block_ids)
+        if len(self._entries) > 2 * len(is_free):
+            self._drop_old_entries()
+
+    def popleft(self, count: int) -> list[int]:
+        """Take the blocks that were free for the longest time; there are that many."""
+        taken: list[int] = []
+        pop, is_free, num_entries_of = self._entries.popleft, self._is_free, self._num_entries_of
+        while len(taken) < count:
+            block_id = pop()
+            num_entries_of[block_id] -= 1
+            if is_free[block_id] and not num_entries_of[block_id]:
+                is_free[block_id] = 0
+                taken.append(block_id)
+        self.count -= count
+        return taken
+
+    def remove(self, block_id: int) -> None:
+        """Take one block out; it is here."""
+        self._is_free[block_id] = 0
+        self.count -= 1
+
+    def in_order(self) -> list[int]:
+        """All of them, the next one to take first."""
+        seen: set[int] = set()
+        order = []
+        for block_id in reversed(self._entries):
+            if self._is_free[block_id] and block_id not in seen:
+                order.append(block_id)
+            seen.add(block_id)
+        order.reverse()
+        return order
+
+    def _drop_old_entries(self) -> None:
+        """At most every ``num_blocks`` frees, so it costs a constant for each."""
+        self._entries = deque(self.in_order())
+        self._num_entries_of = list(self._is_free)
 
 
 class BlockPool:
     """Hands blocks out, takes them back, and keeps the content of free ones for as long as it can.
 
-    Blocks are counted references: several requests share a block whose content they have in
-    common. A block with no references is free, and stays findable by its hash until it is
-    handed out again.
+    Several requests share a block whose content they have in common. A block that nobody holds is
+    free, and stays findable by its hash until it is handed out again. Each content is findable in
+    one block: a twin that another request computed is not offered.
     """
 
     def __init__(self, num_blocks: int) -> None:
         assert num_blocks >= 2, "the null block and one to use"
-        self.blocks = [Block(block_id) for block_id in range(num_blocks)]
-        self.null_block = self.blocks[NULL_BLOCK_ID]
-        self.null_block.ref_cnt = 1
-        self.free_queue = FreeBlockQueue(self.blocks[1:])
-        # One block for nearly every hash; a dict by block id where several hold the same content.
-        self.cached: dict[BlockHash, Block | dict[int, Block]] = {}
+        self.num_blocks = num_blocks
+        self.unhashed = list(range(num_blocks - 1, NULL_BLOCK_ID, -1))
+        """Free, nothing to find in them; the last one is handed out next."""
+        self.reusable = ReusableBlocks(num_blocks)
+        """Free and findable; handed out when nothing else is left."""
+        self.extra_refs: dict[int, int] = {}
+        """{block: holders beyond the first}, of shared blocks only."""
+        self.cached: dict[BlockHash, int] = {}
+        self.hash_of: list[BlockHash | None] = [None] * num_blocks
+        """By block: the hash under which it can be found."""
+        self.removed: list[BlockHash] | None = None
+        """Hashes that stopped being findable, for KV events; None while nobody wants them."""
 
     @property
     def num_free_blocks(self) -> int:
         """Blocks that can be handed out now, findable ones included."""
-        return self.free_queue.num_free_blocks
+        return len(self.unhashed) + self.reusable.count
 
     @property
     def num_usable_blocks(self) -> int:
         """All but the null block."""
-        return len(self.blocks) - 1
+        return self.num_blocks - 1
 
     @property
     def usage(self) -> float:
         """Share of the usable blocks that somebody holds, 0..1."""
-        return 1.0 - self.num_free_blocks / self.num_usable_blocks
+        return 1.0 - (len(self.unhashed) + self.reusable.count) / (self.num_blocks - 1)
 
-    def get_cached_block(self, block_hash: BlockHash) -> Block | None:
-        """A block with this content, or None. Its references are not counted up: see touch."""
-        found = self.cached.get(block_hash)
-        if isinstance(found, dict):
-            return next(iter(found.values()))
-        return found
+    def free_order(self) -> list[int]:
+        """Free blocks, from the next one to hand out to the last one."""
+        return self.unhashed[::-1] + self.reusable.in_order()
 
-    def get_new_blocks(self, count: int) -> list[Block]:
+    def num_holders(self, block_id: int) -> int:
+        """Holders of a block that is not free."""
+        return 1 + self.extra_refs.get(block_id, 0)
+
+    def get_new_blocks(self, count: int) -> list[int]:
         """Take ``count`` blocks for writing; what they held is forgotten. The caller checked."""
-        blocks = self.free_queue.popleft(count)
-        for block in blocks:
-            if block.block_hash is not None:
-                self.evict(block)
-            block.ref_cnt = 1
-        return blocks
+        unhashed = self.unhashed
+        start = len(unhashed) - count
+        if start >= 0:
+            taken = unhashed[start:]
+            del unhashed[start:]
+            taken.reverse()
+            return taken
+        taken = unhashed[::-1]
+        unhashed.clear()
+        cached, hash_of = self.cached, self.hash_of
+        evicted = self.reusable.popleft(-start)
+        if self.removed is not None:
+            self.removed += [h for block_id in evicted if (h := hash_of[block_id]) is not None]
+        for block_id in evicted:
+            del cached[hash_of[block_id]]  # type: ignore[arg-type]  # it was found by this hash
+            hash_of[block_id] = None
+        return taken + evicted
 
-    def touch(self, blocks: Iterable[Block]) -> None:
+    def touch(self, block_ids: Iterable[int]) -> None:
         """Hold blocks found by their hash."""
-        for block in blocks:
-            if block.ref_cnt == 0:
-                self.free_queue.remove(block)
-            block.ref_cnt += 1
+        reusable, extra_refs = self.reusable, self.extra_refs
+        for block_id in block_ids:
+            if block_id in reusable:
+                reusable.remove(block_id)
+            else:
+                extra_refs[block_id] = extra_refs.get(block_id, 0) + 1
 
-    def free_blocks(self, ordered: Iterable[Block]) -> None:
-        """Drop one reference of each. Free ones with a hash queue at the tail, others in front.
+    def free_blocks(self, ordered: Iterable[int]) -> None:
+        """Drop one holder of each. Free ones with a hash queue at the tail, others in front.
 
         Requests pass their blocks last one first, so that the head of a prompt, which others
         most likely share, is evicted last.
         """
-        hashed: list[Block] = []
-        unhashed: list[Block] = []
-        for block in ordered:
-            assert block.ref_cnt > 0, f"block {block.block_id} freed twice"
-            block.ref_cnt -= 1
-            if block.ref_cnt == 0:
-                (unhashed if block.block_hash is None else hashed).append(block)
-        self.free_queue.prepend(unhashed)
-        self.free_queue.append(hashed)
+        extra_refs, hash_of = self.extra_refs, self.hash_of
+        hashed: list[int] = []
+        unhashed: list[int] = []
+        for block_id in ordered:
+            if block_id in extra_refs:
+                if extra_refs[block_id] == 1:
+                    del extra_refs[block_id]
+                else:
+                    extra_refs[block_id] -= 1
+            elif hash_of[block_id] is not None:
+                hashed.append(block_id)
+            else:
+                unhashed.append(block_id)
+        self.reusable.append(hashed)
+        unhashed.reverse()
+        self.unhashed += unhashed
 
-    def cache_block(self, block: Block, block_hash: BlockHash) -> None:
-        """Let a full block be found by its hash. A twin with the same content may exist."""
-        assert block.block_hash is None, f"block {block.block_id} is cached already"
-        block.block_hash = block_hash
-        found = self.cached.get(block_hash)
-        if found is None:
-            self.cached[block_hash] = block
-        elif isinstance(found, dict):
-            found[block.block_id] = block
-        else:
-            self.cached[block_hash] = {found.block_id: found, block.block_id: block}
+    def cache_blocks(self, block_ids: list[int], hashes: list[BlockHash]) -> list[int]:
+        """Let full blocks be found by their hashes; returns those that are no twins."""
+        findable = list(map(self.cached.setdefault, hashes, block_ids))
+        if findable != block_ids:
+            pairs = zip(block_ids, hashes, findable, strict=True)
+            kept = [(block_id, h) for block_id, h, found in pairs if found == block_id]
+            block_ids = [block_id for block_id, _ in kept]
+            hashes = [block_hash for _, block_hash in kept]
+        hash_of = self.hash_of
+        for block_id, block_hash in zip(block_ids, hashes, strict=True):
+            hash_of[block_id] = block_hash
+        return block_ids
 
-    def evict(self, block: Block) -> None:
-        """Make a block unfindable; its references stay as they are."""
-        block_hash = block.block_hash
+    def evict(self, block_id: int) -> None:
+        """Make a block unfindable; its holders keep it."""
+        block_hash = self.hash_of[block_id]
         if block_hash is None:
             return
-        block.block_hash = None
-        found = self.cached[block_hash]
-        if isinstance(found, dict):
-            del found[block.block_id]
-            if found:
-                return
+        self.hash_of[block_id] = None
         del self.cached[block_hash]
+        if self.removed is not None:
+            self.removed.append(block_hash)
+        if block_id in self.reusable:
+            self.reusable.remove(block_id)
+            self.unhashed.append(block_id)
 
     def evict_all(self) -> None:
-        """Make every block unfindable."""
+        """Make every block unfindable; free ones keep their order."""
         self.cached.clear()
-        for block in self.blocks:
-            block.block_hash = None
+        self.hash_of = [None] * self.num_blocks
+        self.unhashed[:0] = reversed(self.reusable.in_order())
+        self.reusable = ReusableBlocks(self.num_blocks)

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from twostep.kv_cache.block import Block
-from twostep.kv_cache.block_pool import BlockPool
+from twostep.kv_cache.block_pool import NULL_BLOCK_ID, BlockPool
 from twostep.kv_cache.kv_cache_manager import KVCacheManager, KVRequest
 
 
@@ -17,73 +16,66 @@ def find_violations(
 
     ``requests``: the live ones by id; with them, holders and contents are compared too.
     """
-    found = [
-        *_wrong_references(manager),
-        *_wrong_free_list(manager.pool),
-        *_wrong_hash_map(manager.pool),
-    ]
+    found = [*_wrong_references(manager), *_wrong_hash_map(manager.pool)]
     if requests is not None:
         found += _wrong_holders(manager, requests)
     return found
 
 
 def _wrong_references(manager: KVCacheManager) -> list[str]:
-    null_block = manager.pool.null_block
+    """Every block is free exactly once or held, and shared ones are counted right."""
+    pool = manager.pool
     holders: Counter[int] = Counter()
     for table in manager._tables.values():
-        holders.update(b.block_id for b in table.blocks if b is not null_block)
+        holders.update(b for b in table.block_ids if b != NULL_BLOCK_ID)
     for blocks in manager._parked.values():
-        holders.update(b.block_id for b in blocks)
-    found = [
-        f"block {b.block_id} has ref_cnt {b.ref_cnt} but {holders[b.block_id]} holders"
-        for b in manager.pool.blocks[1:]
-        if b.ref_cnt != holders[b.block_id]
-    ]
-    if null_block.ref_cnt != 1 or null_block.block_hash is not None:
-        found.append("the null block was counted or cached")
-    return found
-
-
-def _wrong_free_list(pool: BlockPool) -> list[str]:
-    found: list[str] = []
-    times_free = Counter(block.block_id for block in pool.free_queue)
-    for block in pool.blocks[1:]:
-        expected = 1 if block.ref_cnt == 0 else 0
-        if times_free[block.block_id] != expected:
-            found.append(
-                f"block {block.block_id} with ref_cnt {block.ref_cnt} is "
-                f"{times_free[block.block_id]} times in the free list"
-            )
-    if times_free[pool.null_block.block_id]:
-        found.append("the null block is in the free list")
+        holders.update(blocks)
+    times_free = Counter(pool.free_order())
+    found = []
+    for block_id in range(1, pool.num_blocks):
+        held, free = holders[block_id], times_free[block_id]
+        if free != (0 if held else 1):
+            found.append(f"block {block_id} with {held} holders is {free} times in the free list")
+        extra = pool.extra_refs.get(block_id, 0)
+        if extra != max(0, held - 1):
+            found.append(f"block {block_id} has {held} holders but counts {extra} extra ones")
+    if times_free[NULL_BLOCK_ID] or pool.hash_of[NULL_BLOCK_ID] or holders[NULL_BLOCK_ID]:
+        found.append("the null block is free, held or cached")
     if times_free.total() != pool.num_free_blocks:
         found.append(f"{times_free.total()} blocks are free, the count says {pool.num_free_blocks}")
-    for block in pool.free_queue:
-        if block.next_free is None or block.next_free.prev_free is not block:
-            found.append(f"the free list is torn after block {block.block_id}")
+    found += [
+        f"block {block_id} is counted as shared but has the count {count}"
+        for block_id, count in pool.extra_refs.items()
+        if count < 1
+    ]
     return found
 
 
 def _wrong_hash_map(pool: BlockPool) -> list[str]:
-    by_hash: dict[bytes, set[int]] = {}
-    for block in pool.blocks:
-        if block.block_hash is not None:
-            by_hash.setdefault(block.block_hash, set()).add(block.block_id)
-    mapped = {key: _ids_of(entry) for key, entry in pool.cached.items()}
-    return [
-        f"hash {key.hex()[:12]} maps to blocks {mapped.get(key)} but {by_hash.get(key)} carry it"
-        for key in mapped.keys() | by_hash.keys()
-        if mapped.get(key) != by_hash.get(key)
+    found = [
+        f"hash {key.hex()[:12]} maps to block {block_id}, which carries another one"
+        for key, block_id in pool.cached.items()
+        if pool.hash_of[block_id] != key
     ]
-
-
-def _ids_of(entry: Block | dict[int, Block]) -> set[int]:
-    return set(entry) if isinstance(entry, dict) else {entry.block_id}
+    hashed = {block_id for block_id, key in enumerate(pool.hash_of) if key is not None}
+    if len(pool.cached) != len(hashed):
+        found.append(f"{len(pool.cached)} hashes can be found, {len(hashed)} blocks have one")
+    found += [
+        f"free block {block_id} waits to be found but has no hash"
+        for block_id in pool.reusable.in_order()
+        if block_id not in hashed
+    ]
+    found += [
+        f"free block {block_id} has a hash but is in front of the queue"
+        for block_id in pool.unhashed
+        if block_id in hashed
+    ]
+    return found
 
 
 def _wrong_holders(manager: KVCacheManager, requests: Mapping[str, KVRequest]) -> list[str]:
     found = [
-        f"request {request_id} is gone but holds {len(table.blocks)} blocks"
+        f"request {request_id} is gone but holds {len(table.block_ids)} blocks"
         for request_id, table in manager._tables.items()
         if request_id not in requests
     ]
@@ -91,14 +83,13 @@ def _wrong_holders(manager: KVCacheManager, requests: Mapping[str, KVRequest]) -
         request = requests.get(request_id)
         if request is None:
             continue
-        if len(table.blocks) * manager.block_size < request.num_computed_tokens:
+        if len(table.block_ids) * manager.block_size < request.num_computed_tokens:
             found.append(f"request {request_id} has more computed tokens than slots")
-        for index, block in enumerate(table.blocks):
-            if block.block_hash is None:
+        hashes = request.block_hashes
+        for index, block_id in enumerate(table.block_ids):
+            block_hash = manager.pool.hash_of[block_id]
+            if block_hash is None:
                 continue
-            hashes = request.block_hashes
-            if index >= len(hashes) or hashes[index] != block.block_hash:
-                found.append(
-                    f"block {block.block_id} of request {request_id} has another's content"
-                )
+            if index >= len(hashes) or hashes[index] != block_hash:
+                found.append(f"block {block_id} of request {request_id} has another's content")
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from twostep.contracts.plan import SchedulerOutput
+from twostep.scheduler.request import Request
 from twostep.scheduler.scheduler import Scheduler
 
 
@@ -16,17 +17,22 @@ class AsyncScheduler(Scheduler):
 
     num_steps_in_flight = 2
 
-    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
-        super()._update_after_schedule(scheduler_output)
-        requests = self.requests
-        drafts = scheduler_output.scheduled_spec_decode_tokens
-        num_spec_tokens = self.num_spec_tokens
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = requests[request_id]
-            if request.is_prefill_chunk:
+    def _update_after_schedule(self, plan: SchedulerOutput, requests: list[Request]) -> None:
+        super()._update_after_schedule(plan, requests)
+        for request in requests:
+            if not request.is_prefill_chunk:
+                request.num_output_placeholders += 1
+        if self.num_spec_tokens:
+            self._expect_drafts(plan, requests)
+
+    def _expect_drafts(self, plan: SchedulerOutput, requests: list[Request]) -> None:
+        """Planned drafts may become tokens, and new ones will follow: on the device only.
+
+        A grammar cannot look at those before they are used, so its request goes without.
+        """
+        for request in requests:
+            if request.is_prefill_chunk or request.use_structured_output:
                 continue
-            request.num_output_placeholders += 1
-            if num_spec_tokens:
-                request.num_output_placeholders += len(drafts.get(request_id, ()))
-                # The draft ids are known on the device only.
-                request.spec_token_ids = [-1] * num_spec_tokens
+            drafts = plan.scheduled_spec_decode_tokens.get(request.request_id, ())
+            request.num_output_placeholders += len(drafts)
+            request.spec_token_ids = [-1] * self.num_spec_tokens

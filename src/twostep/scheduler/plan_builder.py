@@ -5,20 +5,27 @@ from __future__ import annotations
 from twostep.contracts.plan import CachedRequestData, NewRequestData, SchedulerOutput
 from twostep.scheduler.request import Request
 
+_NOBODY: frozenset[str] = frozenset()
+
 
 class PlanBuilder:
-    """Collects who runs how many tokens. Counters of requests are not touched here."""
+    """Collects who runs how many tokens. Counters of requests are not touched here.
+
+    The lists are parallel and in plan order; running requests come before new ones.
+    """
 
     __slots__ = (
-        "_computed",
-        "_new_blocks",
-        "_new_reqs",
-        "_outputs",
-        "_req_ids",
-        "_spec_tokens",
         "awaits_blocks",
         "has_preempted",
+        "has_structured_requests",
+        "new_block_ids",
+        "new_reqs",
+        "num_computed_tokens",
+        "num_output_tokens",
         "num_scheduled_tokens",
+        "req_ids",
+        "requests",
+        "spec_tokens",
         "step_id",
         "token_budget",
     )
@@ -30,13 +37,16 @@ class PlanBuilder:
         self.has_preempted = False
         self.awaits_blocks = False
         """Whether a running request sits out until steps in flight give blocks back."""
+        self.has_structured_requests = False
+        self.requests: list[Request] = []
+        """Everybody in the plan."""
         self.num_scheduled_tokens: dict[str, int] = {}
-        self._new_reqs: list[NewRequestData] = []
-        self._req_ids: list[str] = []
-        self._new_blocks: list[list[int] | None] = []
-        self._computed: list[int] = []
-        self._outputs: list[int] = []
-        self._spec_tokens: dict[str, list[int]] = {}
+        self.req_ids: list[str] = []
+        self.new_block_ids: list[list[int] | None] = []
+        self.num_computed_tokens: list[int] = []
+        self.num_output_tokens: list[int] = []
+        self.new_reqs: list[NewRequestData] = []
+        self.spec_tokens: dict[str, list[int]] = {}
 
     @property
     def may_start_requests(self) -> bool:
@@ -47,39 +57,41 @@ class PlanBuilder:
         """
         if self.awaits_blocks:
             return False
-        return not self.has_preempted or not self.num_scheduled_tokens
+        return not self.has_preempted or not self.requests
 
     def add_running(self, request: Request, num_tokens: int, new_block_ids: list[int]) -> None:
         """A request that the runner knows takes part."""
         request_id = request.request_id
+        self.requests.append(request)
         self.num_scheduled_tokens[request_id] = num_tokens
         self.token_budget -= num_tokens
-        self._req_ids.append(request_id)
-        self._new_blocks.append(new_block_ids or None)
-        self._computed.append(request.num_computed_tokens)
-        self._outputs.append(
+        self.req_ids.append(request_id)
+        self.new_block_ids.append(new_block_ids or None)
+        self.num_computed_tokens.append(request.num_computed_tokens)
+        self.num_output_tokens.append(
             request.num_tokens - request.num_prompt_tokens + request.num_output_placeholders
         )
 
-    def add_new(self, request: Request, num_tokens: int, block_ids: list[int]) -> None:
-        """A request that the runner has no row for takes part, with all its known tokens."""
+    def add_new(self, request: Request, num_tokens: int, block_ids: list[int], hit: int) -> None:
+        """A request that the runner has no row for takes part, with all its known tokens.
+
+        ``hit``: tokens whose KV is there already.
+        """
+        self.requests.append(request)
         self.num_scheduled_tokens[request.request_id] = num_tokens
         self.token_budget -= num_tokens
-        self._new_reqs.append(
+        self.new_reqs.append(
             NewRequestData(
                 request_id=request.request_id,
                 prompt_len=request.num_prompt_tokens,
-                prefill_token_ids=request.all_token_ids.copy(),
+                prefill_token_ids=request.known_token_ids(),
                 sampling_params=request.sampling_params,
                 stop_token_ids=request.masked_stop_token_ids(),
                 block_ids=block_ids,
                 num_computed_tokens=request.num_computed_tokens,
+                num_cached_tokens=hit,
             )
         )
-
-    def add_spec_tokens(self, request: Request, token_ids: list[int]) -> None:
-        """Draft tokens that are part of the request's tokens."""
-        self._spec_tokens[request.request_id] = token_ids
 
     def remove_running(self, request: Request) -> bool:
         """Take a request out again; its tokens return to the budget. False if it was not in."""
@@ -87,10 +99,16 @@ class PlanBuilder:
         if num_tokens is None:
             return False
         self.token_budget += num_tokens
-        index = self._req_ids.index(request.request_id)
-        for column in (self._req_ids, self._new_blocks, self._computed, self._outputs):
+        index = self.req_ids.index(request.request_id)
+        for column in (
+            self.requests,
+            self.req_ids,
+            self.new_block_ids,
+            self.num_computed_tokens,
+            self.num_output_tokens,
+        ):
             del column[index]
-        self._spec_tokens.pop(request.request_id, None)
+        self.spec_tokens.pop(request.request_id, None)
         return True
 
     def build(
@@ -99,18 +117,19 @@ class PlanBuilder:
         """The finished plan; ``total`` tokens in all."""
         return SchedulerOutput(
             step_id=self.step_id,
-            scheduled_new_reqs=self._new_reqs,
+            scheduled_new_reqs=self.new_reqs,
             scheduled_cached_reqs=CachedRequestData(
-                req_ids=self._req_ids,
-                new_block_ids=self._new_blocks,
-                num_computed_tokens=self._computed,
-                num_output_tokens=self._outputs,
+                req_ids=self.req_ids,
+                new_block_ids=self.new_block_ids,
+                num_computed_tokens=self.num_computed_tokens,
+                num_output_tokens=self.num_output_tokens,
             ),
             num_scheduled_tokens=self.num_scheduled_tokens,
             total_num_scheduled_tokens=total,
-            finished_req_ids=frozenset(finished_req_ids),
-            preempted_req_ids=frozenset(preempted_req_ids),
-            scheduled_spec_decode_tokens=self._spec_tokens,
+            finished_req_ids=frozenset(finished_req_ids) if finished_req_ids else _NOBODY,
+            preempted_req_ids=frozenset(preempted_req_ids) if preempted_req_ids else _NOBODY,
+            scheduled_spec_decode_tokens=self.spec_tokens,
+            has_structured_output_requests=self.has_structured_requests,
         )
 
 

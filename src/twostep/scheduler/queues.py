@@ -43,39 +43,28 @@ class RequestQueue(Protocol):
         ...
 
 
-class FCFSRequestQueue:
+class FCFSRequestQueue(deque[Request]):
     """First come, first served; a preempted request goes back to the front."""
-
-    def __init__(self) -> None:
-        self._requests: deque[Request] = deque()
 
     def add_request(self, request: Request) -> None:
         """A new request joins at the end."""
-        self._requests.append(request)
+        self.append(request)
 
     def prepend_request(self, request: Request) -> None:
         """A request that had its turn before goes to the front."""
-        self._requests.appendleft(request)
+        self.appendleft(request)
 
     def peek_request(self) -> Request:
         """The next one to start; the queue is not empty."""
-        return self._requests[0]
+        return self[0]
 
     def pop_request(self) -> Request:
         """Take the next one to start; the queue is not empty."""
-        return self._requests.popleft()
+        return self.popleft()
 
     def remove_request(self, request: Request) -> None:
         """Take out a request wherever it stands; it is in the queue."""
-        self._requests.remove(request)
-
-    def __len__(self) -> int:
-        """Requests waiting."""
-        return len(self._requests)
-
-    def __iter__(self) -> Iterator[Request]:
-        """In the order in which they would start."""
-        return iter(self._requests)
+        self.remove(request)
 
 
 class PriorityRequestQueue:

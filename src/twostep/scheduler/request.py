@@ -5,8 +5,10 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 
+from twostep.contracts.grammar import Grammar, GrammarFuture
 from twostep.contracts.outputs import PrefillStats, TokenLogprobs
 from twostep.contracts.request import EngineCoreRequest, FinishReason
+from twostep.kv_cache.block_hash import token_array
 
 
 class RequestStatus(enum.IntEnum):
@@ -43,23 +45,19 @@ _FINISH_REASONS = {
 
 
 class Request:
-    """Tokens and counters of one sequence.
-
-    What is on its way is told by step ids rather than by counters of its own:
-
-    * ``last_step_id`` later than the last processed step: a step with this request is in flight.
-      If it was preempted meanwhile, the tokens are still right, and it waits for them;
-    * a row of a plan before ``drop_before_step`` is not this request's any more: thrown away.
-    """
+    """Tokens and counters of one sequence."""
 
     __slots__ = (
         "all_token_ids",
         "block_hashes",
         "cache_salt",
         "client_index",
-        "drop_before_step",
+        "end_token_ids",
         "eos_token_id",
+        "grammar",
+        "grammar_future",
         "has_been_scheduled",
+        "has_plain_output",
         "is_prefill_chunk",
         "last_step_id",
         "max_total_tokens",
@@ -68,24 +66,29 @@ class Request:
         "num_preemptions",
         "num_prompt_tokens",
         "num_tokens",
+        "plain_until",
         "prefill_stats",
         "prompt_logprobs",
+        "prompt_token_ids",
         "request_id",
         "sampling_params",
         "sort_key",
         "spec_token_ids",
         "status",
         "stop_reason",
-        "stop_token_ids",
         "use_structured_output",
     )
 
     def __init__(
-        self, request: EngineCoreRequest, *, max_seq_tokens: int, next_step_id: int
+        self,
+        request: EngineCoreRequest,
+        *,
+        max_seq_tokens: int,
+        grammar_future: GrammarFuture | None = None,
     ) -> None:
         """``max_seq_tokens``: longest sequence the engine can hold; ``max_tokens`` may be less.
 
-        ``next_step_id``: rows of plans before this one belong to an earlier request of this id.
+        ``grammar_future``: the grammar of a structured request.
         """
         params = request.sampling_params
         assert params.max_tokens is not None, "the front end fills max_tokens in"
@@ -93,10 +96,17 @@ class Request:
         self.client_index = request.client_index
         self.sampling_params = params
         self.eos_token_id = request.eos_token_id
-        self.stop_token_ids = frozenset(params.stop_token_ids or ())
+        self.end_token_ids = frozenset(params.stop_token_ids or ())
+        """Tokens that end the request: eos and ``stop_token_ids``."""
+        if request.eos_token_id is not None:
+            self.end_token_ids |= {request.eos_token_id}
         self.cache_salt = request.cache_salt
         self.sort_key = (request.priority, request.arrival_time, request.request_id)
         self.use_structured_output = params.structured_outputs is not None
+        assert self.use_structured_output == (grammar_future is not None)
+        self.grammar_future = grammar_future
+        self.grammar: Grammar | None = None
+        """Set when compiled; as far as the known outputs."""
         self.status = (
             RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR
             if self.use_structured_output
@@ -104,7 +114,8 @@ class Request:
         )
         self.stop_reason: int | str | None = None
 
-        self.all_token_ids = list(request.prompt_token_ids)
+        self.prompt_token_ids = request.prompt_token_ids
+        self.all_token_ids = token_array(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
         self.num_tokens = self.num_prompt_tokens
         """Known tokens: prompt and outputs."""
@@ -118,10 +129,15 @@ class Request:
         self.spec_token_ids: list[int] = []
         self.is_prefill_chunk = False
         self.num_preemptions = 0
-
-        self.has_been_scheduled = False
         self.last_step_id = -1
-        self.drop_before_step = next_step_id
+        """The last plan it was part of. If that step was not processed, it is in flight."""
+        self.has_been_scheduled = False
+
+        self.plain_until = 0
+        """While fewer tokens are computed, the next step is a plain decode: one token, into a
+        block it holds, that no limit, grammar or draft has a say in. 0 = never."""
+        self.has_plain_output = False
+        """Whether news of it are tokens and nothing else, unless it ends."""
 
         self.prefill_stats: PrefillStats | None = None
         """Set at the first admission, taken by the first output."""
@@ -163,8 +179,14 @@ class Request:
         taken, self.prefill_stats = self.prefill_stats, None
         return taken
 
+    def known_token_ids(self) -> list[int]:
+        """Prompt and outputs so far, in a list that will not change."""
+        if self.num_tokens == self.num_prompt_tokens:
+            return self.prompt_token_ids
+        return self.all_token_ids.tolist()
+
     def masked_stop_token_ids(self) -> list[int]:
         """Every id that ends the request, eos first: what ``min_tokens`` masks."""
-        others = self.stop_token_ids - {self.eos_token_id}
+        others = self.end_token_ids - {self.eos_token_id}
         eos = [] if self.eos_token_id is None else [self.eos_token_id]
         return eos + sorted(others)

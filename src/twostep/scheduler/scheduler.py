@@ -3,32 +3,49 @@
 There is no prefill phase and no decode phase. A request needs as many tokens as it knows and has
 not computed; ``schedule`` gives every running request what it needs until the budget is used,
 then starts waiting ones. ``update_from_output`` takes the results of a step, in step order.
+
+Most requests of most steps are plain decodes: one token into a block they hold, one token back.
+Both loops do those in place (``plain_until``, ``has_plain_output``) and call a method for the rest.
 """
 
 from __future__ import annotations
 
+import enum
+from collections import deque
 from collections.abc import Iterable, Sequence
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.clock import Clock
+from twostep.contracts.grammar import GrammarFuture
 from twostep.contracts.outputs import (
     EngineCoreOutput,
     EngineCoreOutputs,
     ModelRunnerOutput,
     PrefillStats,
-    SchedulerStats,
 )
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
 from twostep.contracts.request import EngineCoreRequest
 from twostep.kv_cache.kv_cache_manager import KVCacheManager
 from twostep.scheduler.config_check import check_config
+from twostep.scheduler.grammars import grammar_output
 from twostep.scheduler.plan_builder import PlanBuilder, num_computed_before
 from twostep.scheduler.queues import make_request_queue
 from twostep.scheduler.request import Request, RequestStatus
 from twostep.scheduler.stats import StatsCounter
-from twostep.scheduler.stopping import append_and_check_stop
+from twostep.scheduler.step_in_flight import StepInFlight
+from twostep.scheduler.stopping import check_stop
 
 _NO_REPLY = "the executor returned no token for this request"
+
+
+class PauseState(enum.Enum):
+    """What may be planned."""
+
+    UNPAUSED = enum.auto()
+    PAUSED_NEW = enum.auto()
+    """Only requests that were started already."""
+    PAUSED_ALL = enum.auto()
+    """Nothing."""
 
 
 class Scheduler:
@@ -70,17 +87,24 @@ class Scheduler:
         self.preempted_req_ids: set[str] = set()
         self.suspects: dict[str, None] = {}
         """Requests of a failed step that were not proved innocent yet, in order."""
+        self.pause_state = PauseState.UNPAUSED
+        self._token_budget = scheduler_config.max_num_batched_tokens
+        """Of each step; 0 while everything is paused."""
         self._clock = clock
         self._next_step_id = 0
+        self._in_flight: deque[StepInFlight] = deque()
+        """Steps whose results are still to come, the oldest first."""
+        self._news: list[tuple[int, EngineCoreOutput]] = []
+        """(client, output) of requests that ended outside of a step."""
         self._stats = StatsCounter()
 
     # ---------------------------------------------------------------- requests come and go
 
-    def make_request(self, request: EngineCoreRequest) -> Request:
+    def make_request(
+        self, request: EngineCoreRequest, grammar_future: GrammarFuture | None = None
+    ) -> Request:
         """The scheduler's record of a request, its prompt hashed."""
-        record = Request(
-            request, max_seq_tokens=self.max_seq_tokens, next_step_id=self._next_step_id
-        )
+        record = Request(request, max_seq_tokens=self.max_seq_tokens, grammar_future=grammar_future)
         self.kv_cache_manager.hash_new_blocks(record)
         return record
 
@@ -113,8 +137,16 @@ class Scheduler:
         return bool(self.requests)
 
     def has_requests(self) -> bool:
-        """Whether there is something to plan, or news the executor has not been told."""
-        return bool(self.requests or self.finished_req_ids or self.preempted_req_ids)
+        """Whether there is something to plan, or news that somebody has not been told."""
+        if self.finished_req_ids or self.preempted_req_ids or self._news:
+            return True
+        if self.pause_state is PauseState.UNPAUSED:
+            return bool(self.requests)
+        return self.pause_state is PauseState.PAUSED_NEW and self.has_started_requests()
+
+    def has_started_requests(self) -> bool:
+        """Whether some request that has been scheduled has not ended."""
+        return any(request.has_been_scheduled for request in self.requests.values())
 
     def reset_prefix_cache(self, *, reset_running_requests: bool = False) -> bool:
         """Forget all cached content, for instance after the weights changed.
@@ -134,35 +166,45 @@ class Scheduler:
 
         A plan of 0 tokens carries finished and preempted ids, or nothing at all.
         """
-        step = PlanBuilder(self._next_step_id, self.config.max_num_batched_tokens)
-        if self.suspects:
+        budget = self._token_budget
+        step = PlanBuilder(self._next_step_id, budget)
+        if self.suspects and budget:
             self._schedule_suspect(step)
         else:
             self._schedule_running(step)
-            if step.may_start_requests:
+            if self.waiting and step.may_start_requests:
                 self._schedule_waiting(step)
-        plan = step.build(
-            self.config.max_num_batched_tokens - step.token_budget,
-            self.finished_req_ids,
-            self.preempted_req_ids,
-        )
-        self._update_after_schedule(plan)
+        plan = step.build(budget - step.token_budget, self.finished_req_ids, self.preempted_req_ids)
+        self._update_after_schedule(plan, step.requests)
         return plan
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
-        """Allowed tokens of the plan's structured requests; None as there are none of them."""
-        assert not scheduler_output.has_structured_output_requests
-        return None
+        """Allowed tokens of the newest plan's structured requests; None if there are none."""
+        if not scheduler_output.has_structured_output_requests:
+            return None
+        return grammar_output(scheduler_output, self.requests)
 
     def _schedule_running(self, step: PlanBuilder) -> None:
         """Front to back: every running request gets what it needs, while the budget lasts."""
         cap = self._tokens_per_request_cap()
+        requests, num_scheduled, req_ids = step.requests, step.num_scheduled_tokens, step.req_ids
+        new_block_ids, num_outputs = step.new_block_ids, step.num_output_tokens
+        num_computed = step.num_computed_tokens
         for request in self.running.copy():
             if step.token_budget == 0:
                 break
-            if step.has_preempted and request.status is not RequestStatus.RUNNING:
-                continue
-            self._schedule_running_request(request, step, cap)
+            computed = request.num_computed_tokens
+            if computed < request.plain_until:
+                request_id = request.request_id
+                requests.append(request)
+                num_scheduled[request_id] = 1
+                req_ids.append(request_id)
+                new_block_ids.append(None)
+                num_computed.append(computed)
+                num_outputs.append(computed + 1 - request.num_prompt_tokens)
+                step.token_budget -= 1
+            elif request.status is RequestStatus.RUNNING:  # or preempted in this very step
+                self._schedule_running_request(request, step, cap)
 
     def _schedule_running_request(self, request: Request, step: PlanBuilder, cap: int) -> None:
         placeholders = request.num_output_placeholders
@@ -170,11 +212,8 @@ class Scheduler:
             return
         num_new = request.num_tokens + placeholders - request.num_computed_tokens
         if request.spec_token_ids:
-            num_new = self._with_spec_tokens(request, num_new)
-        if num_new > cap:
-            num_new = cap
-        if num_new > step.token_budget:
-            num_new = step.token_budget
+            num_new = self._with_spec_tokens(request, num_new, step)
+        num_new = min(num_new, cap, step.token_budget)
         if num_new <= 0:
             return
         new_ids = self.kv_cache_manager.allocate_slots(request, num_new, step.step_id)
@@ -183,6 +222,7 @@ class Scheduler:
             if new_ids is None:
                 return
         step.add_running(request, num_new, new_ids)
+        step.has_structured_requests |= request.use_structured_output
         if request.spec_token_ids:
             self._schedule_spec_tokens(request, num_new, step)
 
@@ -196,6 +236,8 @@ class Scheduler:
             request = self.waiting.peek_request()
             if self._cannot_start_yet(request):
                 skipped.append(self.waiting.pop_request())
+                continue
+            if request.grammar_future is not None and not self._take_grammar(request):
                 continue
             if not self._try_start(request, step, cap):
                 break
@@ -243,13 +285,28 @@ class Scheduler:
         )
 
     def _cannot_start_yet(self, request: Request) -> bool:
-        if request.status is RequestStatus.WAITING_FOR_STRUCTURED_OUTPUT_GRAMMAR:
+        if request.grammar_future is not None and not request.grammar_future.done():
+            return True
+        if self.pause_state is PauseState.PAUSED_NEW and not request.has_been_scheduled:
             return True
         # Tokens made before a preemption are still to come, and belong to the prompt by then.
-        return self._is_in_flight(request) and request.last_step_id >= request.drop_before_step
+        return self._is_in_flight(request)
 
     def _is_in_flight(self, request: Request) -> bool:
         return request.last_step_id > self.kv_cache_manager.last_processed_step
+
+    def _take_grammar(self, request: Request) -> bool:
+        """The grammar is compiled: the request may start. False if that failed: it has ended."""
+        assert request.grammar_future is not None
+        try:
+            request.grammar = request.grammar_future.result()
+            request.grammar_future = None
+        except Exception as error:
+            reason = f"the grammar could not be compiled: {error}"
+            self._news.append((request.client_index, self._fail(request, reason)))
+            return False
+        request.status = RequestStatus.WAITING
+        return True
 
     def _try_start(self, request: Request, step: PlanBuilder, cap: int) -> bool:
         """Give a waiting request its blocks and its first tokens. False if it does not fit.
@@ -257,8 +314,7 @@ class Scheduler:
         The caller takes it out of the queue.
         """
         kv = self.kv_cache_manager
-        hit_blocks = kv.get_computed_blocks(request)
-        num_hit = len(hit_blocks) * kv.block_size
+        hit_blocks, num_hit = kv.get_computed_blocks(request)
         num_new = request.num_tokens - num_hit
         if self.config.enable_chunked_prefill:
             num_new = min(num_new, cap, step.token_budget)
@@ -266,10 +322,11 @@ class Scheduler:
             return False
         if not kv.allocate_first_slots(
             request,
-            num_new,
+            num_hit + num_new,
             step.step_id,
             hit_blocks,
             full_sequence_must_fit=self.config.full_sequence_must_fit,
+            reserve=kv.watermark_blocks if self.running else 0,
         ):
             return False
         request.num_computed_tokens = num_hit
@@ -278,7 +335,9 @@ class Scheduler:
             self._note_prefix_hits(request, num_hit)
         request.status = RequestStatus.RUNNING
         self.running.append(request)
-        step.add_new(request, num_new, kv.get_block_ids(request.request_id))
+        num_cached = len(hit_blocks) * kv.block_size
+        step.add_new(request, num_new, kv.get_block_ids(request.request_id), num_cached)
+        step.has_structured_requests |= request.use_structured_output
         return True
 
     def _note_prefix_hits(self, request: Request, num_hit: int) -> None:
@@ -288,31 +347,46 @@ class Scheduler:
         )
         self._stats.count_lookup(request.num_tokens, num_hit)
 
-    def _with_spec_tokens(self, request: Request, num_new: int) -> int:
-        """Drafts on top, but no further than the longest sequence allows."""
+    def _with_spec_tokens(self, request: Request, num_new: int, step: PlanBuilder) -> int:
+        """Drafts on top, but no further than the longest sequence allows, and only as many as
+        leave a token to everybody behind."""
         room = self.max_seq_tokens - 1 - request.num_computed_tokens
-        return min(num_new + len(request.spec_token_ids), room)
+        num_behind = len(self.running) - len(step.requests) - 1
+        spare = max(0, step.token_budget - num_new - num_behind)
+        return min(num_new + min(len(request.spec_token_ids), spare), room)
 
     def _schedule_spec_tokens(self, request: Request, num_new: int, step: PlanBuilder) -> None:
         known = request.num_tokens + request.num_output_placeholders - request.num_computed_tokens
         if num_new > known:
-            step.add_spec_tokens(request, request.spec_token_ids[: num_new - known])
+            step.spec_tokens[request.request_id] = request.spec_token_ids[: num_new - known]
         request.spec_token_ids = []
 
-    def _update_after_schedule(self, scheduler_output: SchedulerOutput) -> None:
+    def _update_after_schedule(self, plan: SchedulerOutput, requests: list[Request]) -> None:
         """The plan is made: advance the counters as if it had run."""
-        step_id = scheduler_output.step_id
-        requests = self.requests
-        for request_id, num_scheduled in scheduler_output.num_scheduled_tokens.items():
-            request = requests[request_id]
+        step_id = plan.step_id
+        chunks: set[str] = set()
+        for request, num_scheduled in zip(
+            requests, plan.num_scheduled_tokens.values(), strict=True
+        ):
             request.last_step_id = step_id
-            request.num_computed_tokens += num_scheduled
+            request.num_computed_tokens = computed = request.num_computed_tokens + num_scheduled
+            if computed <= request.plain_until:
+                continue
             request.is_prefill_chunk = (
-                request.num_computed_tokens < request.num_tokens + request.num_output_placeholders
+                computed < request.num_tokens + request.num_output_placeholders
             )
+            if request.is_prefill_chunk:
+                chunks.add(request.request_id)
+            elif not self.num_spec_tokens and not request.use_structured_output:
+                slots = self.kv_cache_manager.num_slots(request.request_id)
+                request.plain_until = min(slots, request.max_total_tokens - 1)
+        if requests:
+            self._in_flight.append(StepInFlight(step_id, requests, chunks))
         self._next_step_id = step_id + 1
-        self.finished_req_ids = set()
-        self.preempted_req_ids = set()
+        if plan.finished_req_ids:
+            self.finished_req_ids = set()
+        if plan.preempted_req_ids:
+            self.preempted_req_ids = set()
 
     # ---------------------------------------------------------------- preemption
 
@@ -335,9 +409,17 @@ class Scheduler:
         return new_ids
 
     def _pick_victim(self) -> Request:
+        """The least important running request of those whose blocks are not all shared."""
+        candidates: Iterable[Request] = reversed(self.running)
         if self.config.policy == "priority":
-            return max(self.running, key=lambda request: request.sort_key)
-        return self.running[-1]
+            candidates = sorted(self.running, key=lambda request: request.sort_key, reverse=True)
+        least = None
+        for request in candidates:
+            least = least or request
+            if self.kv_cache_manager.gives_blocks_back(request):
+                return request
+        assert least is not None
+        return least
 
     def _preempt(self, request: Request, *, drop_stale: bool = False) -> None:
         """Take row and blocks from a running request; it waits at the front with all its tokens.
@@ -345,14 +427,18 @@ class Scheduler:
         Tokens of steps in flight are still delivered, unless ``drop_stale``.
         """
         self.running.remove(request)
-        self.kv_cache_manager.free(request)
+        self.kv_cache_manager.free(request, publish=not drop_stale)
         request.status = RequestStatus.PREEMPTED
         request.num_computed_tokens = 0
         request.num_output_placeholders = 0
+        request.plain_until = 0
+        request.has_plain_output = False
         request.spec_token_ids = []
         request.num_preemptions += 1
         if drop_stale:
-            request.drop_before_step = self._next_step_id
+            for step in self._in_flight:
+                step.drop(request)
+            request.last_step_id = -1
         self.waiting.prepend_request(request)
         self.preempted_req_ids.add(request.request_id)
         self._stats.num_preemptions += 1
@@ -363,106 +449,156 @@ class Scheduler:
         self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
     ) -> dict[int, EngineCoreOutputs]:
         """Take the result of the oldest step in flight; returns news by client index."""
-        step_id = scheduler_output.step_id
-        self.kv_cache_manager.step_processed(step_id)
-        sampled = dict(
-            zip(model_runner_output.req_ids, model_runner_output.sampled_token_ids, strict=False)
-        )
+        self.kv_cache_manager.step_processed(scheduler_output.step_id)
         news: dict[int, list[EngineCoreOutput]] = {}
-        for request_id in scheduler_output.num_scheduled_tokens:
-            request = self.requests.get(request_id)
-            if request is None or step_id < request.drop_before_step:
+        if not scheduler_output.num_scheduled_tokens:
+            return self._make_outputs(news)
+        step = self._in_flight.popleft()
+        assert step.step_id == scheduler_output.step_id, "results come in step order"
+        rows = _rows_in_plan_order(scheduler_output, model_runner_output)
+        may_be_plain = not (self.suspects or model_runner_output.failed_req_ids)
+        client_index = -1
+        for request, token_ids in zip(step.requests, rows, strict=True):
+            if request is None:
                 continue
-            output = self._update_request(
-                request, sampled.get(request_id), scheduler_output, model_runner_output
-            )
-            if output is not None:
-                news.setdefault(request.client_index, []).append(output)
+            output: EngineCoreOutput | None
+            if may_be_plain and request.has_plain_output and token_ids and len(token_ids) == 1:
+                token_id = token_ids[0]
+                request.all_token_ids.append(token_id)
+                request.num_tokens = num_tokens = request.num_tokens + 1
+                if request.num_output_placeholders:
+                    request.num_output_placeholders -= 1
+                if token_id in request.end_token_ids or num_tokens >= request.max_total_tokens:
+                    output = self._end_with_token(request, token_ids)
+                else:
+                    output = EngineCoreOutput(
+                        request_id=request.request_id, new_token_ids=token_ids
+                    )
+            else:
+                output = self._update_request(
+                    request, token_ids, step, scheduler_output, model_runner_output
+                )
+                if output is None:
+                    continue
+            if request.client_index != client_index:
+                client_index = request.client_index
+                outputs = news.setdefault(client_index, [])
+            outputs.append(output)
+        if model_runner_output.draft_token_ids:
+            self._take_drafts(model_runner_output.draft_token_ids)
         return self._make_outputs(news)
+
+    def _end_with_token(self, request: Request, token_ids: list[int]) -> EngineCoreOutput:
+        """The one token that a plain decode has just appended is its last one."""
+        end = check_stop(request, token_ids[0])
+        assert end is not None
+        self._finish(request, end)
+        return EngineCoreOutput(
+            request_id=request.request_id,
+            new_token_ids=token_ids,
+            finish_reason=end.finish_reason,
+            stop_reason=request.stop_reason,
+        )
 
     def _update_request(
         self,
         request: Request,
         token_ids: list[int] | None,
+        step: StepInFlight,
         scheduler_output: SchedulerOutput,
         model_runner_output: ModelRunnerOutput,
     ) -> EngineCoreOutput | None:
         """One row of a result: keep its tokens, end the request if it is done."""
         request_id = request.request_id
+        if request.status.is_finished:
+            return None
         failure = model_runner_output.failed_req_ids.get(request_id)
-        if (
-            failure is None
-            and not token_ids
-            and self._should_have_sampled(request, token_ids, scheduler_output.step_id)
-        ):
-            failure = _NO_REPLY
-        if failure is not None:
-            return self._fail(request, failure)
-        assert token_ids is not None
+        if failure is None and not token_ids and request_id not in step.chunks:
+            failure = _NO_REPLY  # the token would never be asked for again
+        if failure is not None or token_ids is None:
+            return self._fail(request, failure or _NO_REPLY)
         if model_runner_output.prompt_logprobs:
             self._collect_prompt_logprobs(request, scheduler_output, model_runner_output)
         if not token_ids:
             return None
         if scheduler_output.scheduled_spec_decode_tokens:
             self._roll_back_refused_drafts(request, len(token_ids), scheduler_output)
-        token_ids, stopped = self._update_request_with_output(request, token_ids)
+        token_ids, end = self._update_request_with_output(request, token_ids)
         if self.suspects:
             self.suspects.pop(request_id, None)
+        if request.grammar is not None and not request.grammar.accept_tokens(token_ids):
+            return self._fail(request, f"the grammar does not allow the tokens {token_ids}")
+        if end is not None:
+            self._finish(request, end)
         logprobs = model_runner_output.logprobs.get(request_id)
+        request.has_plain_output = (
+            end is None
+            and request.status is RequestStatus.RUNNING
+            and logprobs is None
+            and not request.num_preemptions
+            and not request.use_structured_output
+            and not self.num_spec_tokens
+            and request.sampling_params.repetition_detection is None
+        )
         return EngineCoreOutput(
             request_id=request_id,
             new_token_ids=token_ids,
             new_logprobs=None if logprobs is None else logprobs[: len(token_ids)],
-            new_prompt_logprobs=(
-                None if request.prompt_logprobs is None else request.take_prompt_logprobs()
-            ),
-            finish_reason=request.status.finish_reason if stopped else None,
+            new_prompt_logprobs=request.take_prompt_logprobs(),
+            finish_reason=None if end is None else end.finish_reason,
             stop_reason=request.stop_reason,
-            prefill_stats=(None if request.prefill_stats is None else request.take_prefill_stats()),
+            prefill_stats=request.take_prefill_stats(),
             num_preemptions=request.num_preemptions,
         )
 
     def _update_request_with_output(
         self, request: Request, token_ids: list[int]
-    ) -> tuple[list[int], bool]:
-        """Append tokens up to the first stop; returns those kept, and whether it stopped.
+    ) -> tuple[list[int], RequestStatus | None]:
+        """Append tokens up to the first stop; returns those kept, and how they end the request.
 
         A preempted request has no placeholders any more, but its tokens still arrive.
         """
         end: RequestStatus | None = None
         for index, token_id in enumerate(token_ids, start=1):
-            end = append_and_check_stop(request, token_id)
+            request.all_token_ids.append(token_id)
+            request.num_tokens += 1
+            end = check_stop(request, token_id)
             if end is not None:
                 token_ids = token_ids[:index]
                 break
         if request.num_output_placeholders:
             request.num_output_placeholders -= len(token_ids)
-        kv = self.kv_cache_manager
-        if request.num_tokens % kv.block_size < len(token_ids):
-            kv.hash_new_blocks(request)
-            kv.publish_new_blocks(request)
-        if end is not None:
-            self._finish(request, end)
-        return token_ids, end is not None
-
-    def _should_have_sampled(
-        self, request: Request, token_ids: list[int] | None, step_id: int
-    ) -> bool:
-        """Whether a missing token is the executor's fault: it would never be asked for again."""
-        if token_ids is None:
-            return True
-        return request.last_step_id == step_id and not request.is_prefill_chunk
+        return token_ids, end
 
     def _roll_back_refused_drafts(
         self, request: Request, num_tokens: int, scheduler_output: SchedulerOutput
     ) -> None:
         drafts = scheduler_output.scheduled_spec_decode_tokens.get(request.request_id)
-        if not drafts or request.status is not RequestStatus.RUNNING:
-            return  # a preempted request starts from 0 anyway
+        if not drafts:
+            return
         refused = len(drafts) + 1 - num_tokens
+        self._stats.count_drafts(len(drafts), num_tokens - 1)
+        if request.status is not RequestStatus.RUNNING:
+            return  # a preempted request starts from 0 anyway
         request.num_computed_tokens -= refused
         if request.num_output_placeholders:
             request.num_output_placeholders -= refused
+
+    def _take_drafts(self, draft_token_ids: dict[str, list[int]]) -> None:
+        """Drafts that follow the tokens just processed.
+
+        Those of unknown requests and of unfinished prefills are ignored; a grammar cuts its
+        request's off at the first one that it does not allow.
+        """
+        for request_id, token_ids in draft_token_ids.items():
+            request = self.requests.get(request_id)
+            if request is None or request.status is not RequestStatus.RUNNING:
+                continue
+            if request.is_prefill_chunk:
+                continue
+            if request.grammar is not None:
+                token_ids = request.grammar.validate_tokens(token_ids)
+            request.spec_token_ids = token_ids[: self.num_spec_tokens]
 
     def _collect_prompt_logprobs(
         self,
@@ -479,29 +615,54 @@ class Scheduler:
     def _make_outputs(
         self, news: dict[int, list[EngineCoreOutput]]
     ) -> dict[int, EngineCoreOutputs]:
-        """One message for each client; the statistics go to one of them."""
-        stats: SchedulerStats | None = self._stats.take(
-            self.running, self.waiting, self.kv_cache_manager.usage
-        )
+        """One message for each client; statistics and KV events go to one of them."""
+        if self._news:
+            for client_index, output in self._news:
+                news.setdefault(client_index, []).append(output)
+            self._news = []
+        kv = self.kv_cache_manager
+        stats = self._stats.take(len(self.running), len(self.waiting), kv.usage)
+        kv_events = kv.take_events()
         timestamp = self._clock.monotonic()
-        outputs = {}
-        for client_index, client_outputs in (news or {0: []}).items():
+        outputs: dict[int, EngineCoreOutputs] = {}
+        for client_index in news or (0,):
             outputs[client_index] = EngineCoreOutputs(
-                outputs=client_outputs, scheduler_stats=stats, timestamp=timestamp
+                outputs=news.get(client_index, []),
+                scheduler_stats=None if outputs else stats,
+                timestamp=timestamp,
+                kv_events=None if outputs else kv_events,
             )
-            stats = None
         return outputs
+
+    def take_news(self) -> dict[int, EngineCoreOutputs] | None:
+        """News that need not wait for a step; None if there are none."""
+        return self._make_outputs({}) if self._news else None
+
+    # ---------------------------------------------------------------- pause and resume
+
+    def pause(self, state: PauseState) -> None:
+        """Change what may be planned; ``UNPAUSED`` resumes. Counters stay as they are."""
+        self.pause_state = state
+        is_paused = state is PauseState.PAUSED_ALL
+        self._token_budget = 0 if is_paused else self.config.max_num_batched_tokens
+
+    def abort_all(self) -> None:
+        """End every request, and tell their clients."""
+        for request in list(self.requests.values()):
+            self._finish(request, RequestStatus.FINISHED_ABORTED)
+            self._news.append((request.client_index, self._last_output(request)))
 
     # ---------------------------------------------------------------- the end
 
-    def _finish(self, request: Request, status: RequestStatus) -> None:
+    def _finish(self, request: Request, status: RequestStatus, *, publish: bool = True) -> None:
         """Take a request out of everything; the next plan tells the executor."""
         if request.status is RequestStatus.RUNNING:
             self.running.remove(request)
         else:
             self.waiting.remove_request(request)
         request.status = status
-        self.kv_cache_manager.free(request)
+        request.has_plain_output = False
+        self.kv_cache_manager.free(request, publish=publish)
         del self.requests[request.request_id]
         if request.has_been_scheduled:
             self.finished_req_ids.add(request.request_id)
@@ -510,13 +671,18 @@ class Scheduler:
     def _fail(self, request: Request, reason: str) -> EngineCoreOutput:
         """End one request with an error; nobody will find its KV again."""
         self.kv_cache_manager.withdraw(request)
-        self._finish(request, RequestStatus.FINISHED_ERROR)
+        self._finish(request, RequestStatus.FINISHED_ERROR, publish=False)
         request.stop_reason = reason
+        return self._last_output(request)
+
+    @staticmethod
+    def _last_output(request: Request) -> EngineCoreOutput:
+        """The end of a request that brings no more tokens."""
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=[],
-            finish_reason=RequestStatus.FINISHED_ERROR.finish_reason,
-            stop_reason=reason,
+            finish_reason=request.status.finish_reason,
+            stop_reason=request.stop_reason,
             prefill_stats=request.take_prefill_stats(),
             num_preemptions=request.num_preemptions,
         )
@@ -532,12 +698,14 @@ class Scheduler:
         culprit fails alone. The device is idle when this is called.
         """
         failed = plans[0]
-        members = [
-            request
-            for request_id in failed.num_scheduled_tokens
-            if (request := self.requests.get(request_id)) is not None
-            and failed.step_id >= request.drop_before_step
-        ]
+        members: list[Request] = []
+        if self._in_flight and self._in_flight[0].step_id == failed.step_id:
+            members = [
+                request
+                for request in self._in_flight[0].requests
+                if request is not None and not request.status.is_finished
+            ]
+        self._in_flight.clear()
         self.kv_cache_manager.withdraw_since(failed.step_id)
         self.kv_cache_manager.step_processed(plans[-1].step_id)
         for request in reversed(self.running.copy()):
@@ -552,3 +720,14 @@ class Scheduler:
         elif find_culprit:
             self.suspects.update(dict.fromkeys(request.request_id for request in members))
         return self._make_outputs(news)
+
+
+def _rows_in_plan_order(
+    plan: SchedulerOutput, output: ModelRunnerOutput
+) -> Sequence[list[int] | None]:
+    """The sampled tokens of each planned request; None where the executor said nothing."""
+    req_ids = list(plan.num_scheduled_tokens)
+    if output.req_ids == req_ids:
+        return output.sampled_token_ids
+    by_id = dict(zip(output.req_ids, output.sampled_token_ids, strict=True))
+    return [by_id.get(request_id) for request_id in req_ids]

@@ -16,7 +16,9 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("complete", "continue a text"),
     ("pull", "fetch a model"),
     ("models", "list the models that have a name, and what is on disk"),
+    ("bench", "measure a part of the engine on this machine"),
     ("simulate", "predict speed on devices that are not here; check the engine's rules"),
+    ("tour", "one engine step, executed and looked at, stop by stop"),
     ("doctor", "what this machine can do: CPU features, threads, memory bandwidth, kernels"),
     ("collect-env", "versions and settings, for bug reports"),
 )
