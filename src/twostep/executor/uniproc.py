@@ -12,24 +12,24 @@ class UniprocExecutor:
 
     def __init__(self, runner: ModelRunner, *, max_concurrent_batches: int) -> None:
         self.max_concurrent_batches = max_concurrent_batches
-        self._runner = runner
+        self.runner = runner
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> StepFuture | None:
         """See ``Executor.execute_model``."""
-        return self._runner.execute_model(scheduler_output)
+        return self.runner.execute_model(scheduler_output)
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepFuture:
         """See ``Executor.sample_tokens``."""
-        return self._runner.sample_tokens(grammar_output)
+        return self.runner.sample_tokens(grammar_output)
 
     def time_device(self) -> None:
         """See ``Executor.time_device``."""
-        self._runner.time_device()
+        self.runner.time_device()
 
     def reset_after_failure(self) -> None:
         """See ``Executor.reset_after_failure``."""
-        self._runner.reset_after_failure()
+        self.runner.reset_after_failure()
 
     def shutdown(self) -> None:
         """See ``Executor.shutdown``."""
-        self._runner.shutdown()
+        self.runner.shutdown()

@@ -39,6 +39,9 @@ class ModelRunner:
         limits = model.limits
         max_blocks = -(-limits.max_model_len // limits.block_size) + 1
         self.states = RequestStates(limits.max_num_seqs, max_blocks)
+        self.last_batch: InputBatch | None = None
+        self.last_logits_rows: LogitsRows | None = None
+        """What the newest launch was made of; for those who watch, the runner is done with it."""
         self._execute_model_state: ExecuteModelState | None = None
         self._times_device = False
 
@@ -60,6 +63,7 @@ class ModelRunner:
         batch = self._prepare_inputs(plan)
         logits = self._select_logits_rows(batch)
         steps = self._make_steps(batch, logits)
+        self.last_batch, self.last_logits_rows = batch, logits
         for new in plan.scheduled_new_reqs:
             self._stage(steps[0][0], new)
         ticket = self._model.stream.launch(self._model.forward_plan, steps[0][0])
