@@ -168,6 +168,8 @@ void bind_core(nb::module_& m) {
   nb::class_<Plan>(m, "Plan")
       .def(nb::new_([] { return std::make_shared<Plan>(); }))
       .def("__len__", [](const Plan& p) { return p.ops().size(); })
+      .def("slice", &Plan::slice, nb::arg("first"), nb::arg("last"),
+           "Ops first .. last - 1 as a plan of their own.")
       .def("op_names", [](const Plan& p) {
         std::vector<std::string> names;
         for (const auto& op : p.ops()) names.emplace_back(op->name());

@@ -27,10 +27,12 @@ class Plan {
   Plan(const Plan&) = delete;
   Plan& operator=(const Plan&) = delete;
   void add(std::unique_ptr<Op> op) { ops_.push_back(std::move(op)); }
-  const std::vector<std::unique_ptr<Op>>& ops() const { return ops_; }
+  const std::vector<std::shared_ptr<const Op>>& ops() const { return ops_; }
+  // Ops first .. last - 1 as a plan of their own; both plans share them. Throws std::out_of_range.
+  std::shared_ptr<Plan> slice(size_t first, size_t last) const;
 
  private:
-  std::vector<std::unique_ptr<Op>> ops_;
+  std::vector<std::shared_ptr<const Op>> ops_;
 };
 
 }  // namespace twostep

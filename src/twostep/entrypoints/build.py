@@ -62,6 +62,7 @@ class EngineOptions:
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
     scheduling_policy: SchedulingPolicy = "fcfs"
+    enforce_eager: bool = False
     threads: int | None = None
 
 
@@ -308,7 +309,7 @@ def _start_core(
     sizing: KVCacheSizing,
     options: EngineOptions,
 ) -> InprocClient:
-    runner = ModelRunner(cpu_model, config.vocab_size)
+    runner = ModelRunner(cpu_model, config.vocab_size, enforce_eager=options.enforce_eager)
     executor = UniprocExecutor(runner, max_concurrent_batches=2 if options.async_scheduling else 1)
     core = EngineCore(
         scheduler_config=scheduler_config,

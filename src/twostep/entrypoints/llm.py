@@ -51,6 +51,7 @@ class LLM:
         enable_chunked_prefill: bool = True,
         async_scheduling: bool = True,
         scheduling_policy: SchedulingPolicy = "fcfs",
+        enforce_eager: bool = False,
         seed: int = 0,
         threads: int | None = None,
         chat_template: str | None = None,
@@ -72,6 +73,7 @@ class LLM:
             enable_chunked_prefill: Let a long prompt share steps with others.
             async_scheduling: Plan step k while step k-1 runs.
             scheduling_policy: ``fcfs`` or ``priority``.
+            enforce_eager: Launch the forward pass op by op instead of as one plan; for debugging.
             seed: Seeds the seeds of requests that bring none.
             threads: Compute threads; by default the usable cores.
             chat_template: Jinja source that replaces the model's own.
@@ -92,6 +94,7 @@ class LLM:
             enable_chunked_prefill=enable_chunked_prefill,
             async_scheduling=async_scheduling,
             scheduling_policy=scheduling_policy,
+            enforce_eager=enforce_eager,
             threads=threads,
         )
         engine = build_engine(resolve(model, reporter_for()).path, options, progress)

@@ -35,6 +35,16 @@ class InputBatch:
         return int(self.query_start_loc[-1])
 
     @property
+    def max_query_len(self) -> int:
+        """Most tokens of one request in this step; the batch is in order of them."""
+        return int(self.num_scheduled_tokens[-1])
+
+    @property
+    def min_num_computed(self) -> int:
+        """Least context that a request had before this step."""
+        return int(self.num_computed_tokens.min())
+
+    @property
     def positions(self) -> Int32Array:
         """[T] position of each token in its sequence."""
         shift = self.num_computed_tokens - self.query_start_loc[:-1]

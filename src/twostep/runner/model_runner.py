@@ -11,6 +11,7 @@ from twostep.contracts.outputs import ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, NewRequestData, SchedulerOutput
 from twostep.ops.cpu.device_model import SAMPLE, SCORE, CpuModel, LogitsRows, SampledRows
 from twostep.runner.async_output import AsyncOutput, CompletedOutput
+from twostep.runner.graphs import BatchDescriptor, GraphDispatcher, GraphMode
 from twostep.runner.input_batch import InputBatch, build_input_batch
 from twostep.runner.request_states import RequestStates
 from twostep.sampler.row_params import row_params, stage_row
@@ -26,21 +27,31 @@ class ExecuteModelState:
     steps: list[tuple[Any, Any]]
     """(device step, its sampling part), one for each slice of logits rows; the first step also
     ran the forward pass."""
-    ticket: int
+    tickets: list[int]
     """Of the forward pass."""
 
 
 class ModelRunner:
     """Owns the rows of running requests. Nothing here waits for the device."""
 
-    def __init__(self, model: CpuModel, vocab_size: int) -> None:
+    def __init__(self, model: CpuModel, vocab_size: int, *, enforce_eager: bool = False) -> None:
+        """``enforce_eager``: launch the forward pass op by op."""
         self._model = model
         self._vocab_size = vocab_size
         limits = model.limits
         max_blocks = -(-limits.max_model_len // limits.block_size) + 1
         self.states = RequestStates(limits.max_num_seqs, max_blocks)
+        # A recorded plan is replayed with any number of tokens: nothing to capture or to pad.
+        self.graphs = GraphDispatcher(
+            GraphMode.FULL,
+            capture_sizes=None,
+            max_num_seqs=limits.max_num_seqs,
+            enforce_eager=enforce_eager,
+        )
+        self._forward_plans: dict[GraphMode, list[Any]] = {GraphMode.FULL: [model.forward_plan]}
         self.last_batch: InputBatch | None = None
         self.last_logits_rows: LogitsRows | None = None
+        self.last_graph: BatchDescriptor | None = None
         """What the newest launch was made of; for those who watch, the runner is done with it."""
         self._execute_model_state: ExecuteModelState | None = None
         self._times_device = False
@@ -63,12 +74,20 @@ class ModelRunner:
         batch = self._prepare_inputs(plan)
         logits = self._select_logits_rows(batch)
         steps = self._make_steps(batch, logits)
-        self.last_batch, self.last_logits_rows = batch, logits
+        graph = self.graphs.dispatch(
+            batch.num_tokens,
+            len(batch.req_ids),
+            max_query_len=batch.max_query_len,
+            min_num_computed=batch.min_num_computed,
+        )
+        self.last_batch, self.last_logits_rows, self.last_graph = batch, logits, graph
         for new in plan.scheduled_new_reqs:
             self._stage(steps[0][0], new)
-        ticket = self._model.stream.launch(self._model.forward_plan, steps[0][0])
+        tickets = [
+            self._model.stream.launch(part, steps[0][0]) for part in self._plans_of(graph.mode)
+        ]
         self._execute_model_state = ExecuteModelState(
-            batch, list(plan.num_scheduled_tokens), logits, steps, ticket
+            batch, list(plan.num_scheduled_tokens), logits, steps, tickets
         )
         return None
 
@@ -83,7 +102,7 @@ class ModelRunner:
         kinds = state.logits.kinds.tolist()
         if grammar_output is not None:
             self._set_bitmasks(state, owners, kinds, grammar_output)
-        launches = {state.ticket: "forward"}
+        launches = dict.fromkeys(state.tickets, "forward")
         ticket = 0
         for step, _ in state.steps:
             launches[self._model.stream.launch(self._model.logits_plan, step)] = "logits"
@@ -126,6 +145,15 @@ class ModelRunner:
         """Wait for what runs and forget every request."""
         self._execute_model_state = None
         self._model.drain()
+
+    def _plans_of(self, mode: GraphMode) -> list[Any]:
+        """What is launched for a forward pass; cut when it is first asked for."""
+        if mode not in self._forward_plans:
+            is_eager = mode is GraphMode.NONE
+            self._forward_plans[mode] = (
+                self._model.forward_ops() if is_eager else self._model.forward_pieces()
+            )
+        return self._forward_plans[mode]
 
     def _update_states(self, plan: SchedulerOutput) -> None:
         for request_id in plan.finished_req_ids:

@@ -127,6 +127,7 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=["fcfs", "priority"],
         help="who runs first: first come, or the smallest priority",
     )
+    add("--enforce-eager", action="store_true", help="launch op by op, for debugging")
     add("-t", "--threads", type=positive_size, metavar="N", help="default: by cores and quota")
     for name, meaning in (
         ("enable-prefix-caching", "reuse the KV cache of equal beginnings"),
@@ -147,6 +148,7 @@ def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, 
         "max_num_seqs",
         "max_num_batched_tokens",
         "scheduling_policy",
+        "enforce_eager",
         "threads",
         "enable_prefix_caching",
         "enable_chunked_prefill",

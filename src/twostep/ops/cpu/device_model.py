@@ -208,6 +208,19 @@ class CpuModel:
         )
         return step, native.SampleStep(step, logits.kinds[part])
 
+    def forward_ops(self) -> list[Any]:
+        """The forward plan op by op, a plan for each."""
+        plan = self.forward_plan
+        return [plan.slice(index, index + 1) for index in range(len(plan))]
+
+    def forward_pieces(self) -> list[Any]:
+        """The forward plan cut at attention: pieces without it, and each attention on its own."""
+        plan = self.forward_plan
+        is_attention = [name.startswith("attention") for name in plan.op_names()]
+        cuts = [i for i in range(1, len(plan)) if is_attention[i] != is_attention[i - 1]]
+        ends = [*cuts, len(plan)]
+        return [plan.slice(first, last) for first, last in zip([0, *cuts], ends, strict=True)]
+
     def drain(self) -> None:
         """Wait until nothing runs. A failed op is no longer anybody's concern."""
         with contextlib.suppress(RuntimeError):
