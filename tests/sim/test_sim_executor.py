@@ -97,7 +97,7 @@ def test_input_tokens_come_from_the_device() -> None:
     assert step.from_device.tolist() == [0]
     assert step.input_ids[0] == 777
     prompt = core.scheduler.requests["A"].all_token_ids
-    assert step.input_ids[1:].tolist() == prompt[8191:16382]
+    assert step.input_ids[1:].tolist() == list(prompt[8191:16382])
 
 
 def test_time_is_a_fifo() -> None:
@@ -247,7 +247,9 @@ def plan(step_id: int, tokens: dict[str, int], **fields: object) -> SchedulerOut
     )
 
 
-def new_request(request_id: str, prompt: list[int]) -> NewRequestData:
+def new_request(
+    request_id: str, prompt: list[int], num_computed: int = 0, num_cached: int = 0
+) -> NewRequestData:
     """A request that may use blocks 1..4."""
     return NewRequestData(
         request_id=request_id,
@@ -256,7 +258,8 @@ def new_request(request_id: str, prompt: list[int]) -> NewRequestData:
         sampling_params=SamplingParams(),
         stop_token_ids=[],
         block_ids=[1, 2, 3, 4],
-        num_computed_tokens=0,
+        num_computed_tokens=num_computed,
+        num_cached_tokens=num_cached,
     )
 
 
@@ -289,6 +292,17 @@ def test_a_plan_without_tokens_only_frees_rows() -> None:
     assert empty is not None
     assert empty.result().req_ids == []
     assert len(executor.states) == 0
+
+
+def test_kv_that_is_there_is_not_written_again() -> None:
+    """A full hit: the last token is computed for its logits, its block belongs to others too."""
+    executor = make_executor()
+    new = [new_request("hit", [7] * 32, 31, 32), new_request("miss", [7] * 20)]
+    executor.execute_model(plan(0, {"hit": 1, "miss": 20}, new=new))
+    executor.sample_tokens(None)
+    slots = executor.steps[0].slot_mapping
+    assert slots.tolist() == [-1, *range(16, 36)]
+    assert executor.steps[0].batch.positions[0] == 31
 
 
 def test_results_are_in_plan_order() -> None:

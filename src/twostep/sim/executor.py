@@ -50,7 +50,7 @@ class SimStep:
     block_id: Int32Array
     """[T] physical id of that block."""
     slot_mapping: NDArray[np.int64]
-    """[T] block_id * block size + offset."""
+    """[T] block_id * block size + offset; -1 where the KV is there already and is not written."""
     graph: BatchDescriptor
     logits_indices: Int32Array
     """[rows] flat index of every row that gets logits."""
@@ -167,8 +167,8 @@ class SimExecutor:
         graph = self.graphs.dispatch(
             batch.num_tokens,
             len(batch.req_ids),
-            max_query_len=int(batch.num_scheduled_tokens[-1]),
-            min_num_computed=int(batch.num_computed_tokens.min()),
+            max_query_len=batch.max_query_len,
+            min_num_computed=batch.min_num_computed,
         )
         self._launched = _Launched(
             scheduler_output, batch, drafts, graph, input_ids, from_device, self.clock.monotonic()
@@ -305,6 +305,10 @@ class SimExecutor:
         block_index, block_offset = batch.slot_mapping(self.block_size)
         token_rows = np.repeat(batch.rows, batch.num_scheduled_tokens)
         block_id = self.states.block_table[token_rows, block_index]
+        slot_mapping = block_id.astype(np.int64) * self.block_size + block_offset
+        for new in launched.plan.scheduled_new_reqs:
+            first = batch.query_start_loc[batch.req_ids.index(new.request_id)]
+            slot_mapping[first : first + new.num_cached_tokens - new.num_computed_tokens] = -1
         self.steps[step_id] = SimStep(
             step_id=step_id,
             batch=batch,
@@ -313,7 +317,7 @@ class SimExecutor:
             block_index=block_index,
             block_offset=block_offset,
             block_id=block_id,
-            slot_mapping=block_id.astype(np.int64) * self.block_size + block_offset,
+            slot_mapping=slot_mapping,
             graph=launched.graph,
             logits_indices=logits_indices,
             num_sampled=np.array([len(sampled[r]) for r in batch.req_ids], dtype=np.int32),
