@@ -89,6 +89,8 @@ def test_defaults_of_the_engine() -> None:
     assert options["enable_prefix_caching"] is True
     assert options["async_scheduling"] is True
     assert options["max_model_len"] is None
+    assert options["enforce_eager"] is False
+    assert engine_options(parser().parse(["--enforce-eager"]), FILE)["enforce_eager"] is True
     assert "chat_template" not in options
 
 
