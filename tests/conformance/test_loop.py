@@ -1,4 +1,4 @@
-"""Cases 12, 14-16: the engine core's loop."""
+"""Cases 12, 14-16, 18: the engine core's loop."""
 
 from __future__ import annotations
 
@@ -114,3 +114,98 @@ def _aborted():  # type: ignore[no-untyped-def]
     from twostep.scheduler.request import RequestStatus
 
     return RequestStatus.FINISHED_ABORTED
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_case_18_pause_keep_freezes_everything(is_async: bool) -> None:
+    """Plans of 0 tokens while paused; afterwards the same requests go on from their counters."""
+    core, ghost = make_core(async_scheduling=is_async)
+    for name in "ab":
+        core.add_request(make_engine_request(name, 5, 20))
+    tokens: dict[str, list[int]] = {"a": [], "b": []}
+
+    def step() -> None:
+        outputs, _ = core.step_fn()
+        for name, news in by_id(outputs).items():
+            tokens[name] += news.new_token_ids
+
+    for _ in range(5):
+        step()
+    core.pause("keep")
+    while core.has_work():  # what is in flight still comes in
+        step()
+    counters = [(r.num_tokens, r.num_computed_tokens) for r in core.scheduler.running]
+    num_plans = len(ghost.plans)
+    core.add_request(make_engine_request("late", 5, 1))
+    for _ in range(3):
+        assert core.scheduler.schedule().num_scheduled_tokens == {}
+    assert core.step_fn() == (None, False)
+    assert counters == [(r.num_tokens, r.num_computed_tokens) for r in core.scheduler.running]
+    assert core.has_unfinished_requests()
+    assert len(ghost.plans) == num_plans
+    core.resume()
+    tokens["late"] = []
+    while core.has_work():
+        step()
+    for name, count in (("a", 20), ("b", 20), ("late", 1)):
+        prompt = make_engine_request(name, 5).prompt_token_ids
+        assert tokens[name] == oracle(prompt, count, set())
+    check_drained(core.scheduler)
+
+
+def test_case_18_pause_wait_finishes_what_was_started() -> None:
+    """Only the running one finishes; the waiting one starts after the resumption."""
+    core, _ = make_core(max_num_seqs=1)
+    for name in "ab":
+        core.add_request(make_engine_request(name, 5, 4))
+    core.step_fn()
+    core.pause("wait")
+    core.scheduler._preempt(core.scheduler.running[0])  # started, so it may come back
+    ends: list[str] = []
+
+    def drain() -> None:
+        while core.has_work():
+            outputs, _ = core.step_fn()
+            ends.extend(n for n, news in by_id(outputs).items() if news.finish_reason is not None)
+
+    drain()
+    assert ends == ["a"]
+    assert [request.request_id for request in core.scheduler.waiting] == ["b"]
+    core.resume()
+    drain()
+    assert ends == ["a", "b"]
+    check_drained(core.scheduler)
+
+
+def test_case_18_pause_abort_tells_everybody() -> None:
+    """Each request ends with reason abort, whether it ran or waited."""
+    core, _ = make_core(max_num_seqs=1)
+    for client, name in enumerate("ab"):
+        core.add_request(make_engine_request(name, 5, 4, client=client))
+    core.step_fn()
+    core.pause("abort")
+    news: dict[str, FinishReason | None] = {}
+    clients = set()
+    while core.has_work():
+        outputs, _ = core.step_fn()
+        clients |= {c for c, message in (outputs or {}).items() if message.outputs}
+        for name, output in by_id(outputs).items():
+            assert name not in news
+            news[name] = output.finish_reason
+    assert news == {"a": FinishReason.ABORT, "b": FinishReason.ABORT}
+    assert clients == {0, 1}
+    check_drained(core.scheduler)
+    assert core.step_fn() == (None, False)
+
+
+def test_case_18_pause_abort_of_a_waiting_request_needs_no_step() -> None:
+    """Nothing was ever planned, but its client is told."""
+    core, ghost = make_core()
+    core.add_request(make_engine_request("a", 5, 4))
+    core.pause("abort")
+    assert core.has_work()
+    outputs, executed = core.step_fn()
+    assert not executed
+    assert by_id(outputs)["a"].finish_reason is FinishReason.ABORT
+    assert not core.has_work()
+    assert ghost.plans == []

@@ -15,6 +15,7 @@ from planning_helpers import (
     sample_all,
 )
 
+from twostep.contracts.outputs import SpecDecodeStats
 from twostep.contracts.request import FinishReason
 from twostep.scheduler.request import RequestStatus
 
@@ -343,3 +344,51 @@ def test_case_36_a_structured_request_sits_out_alone() -> None:
     masks = scheduler.get_grammar_bitmask(third)
     assert masks is not None
     assert masks.bitmask[0] == 1  # filled after U k
+
+
+def test_case_56_sync_drafts() -> None:
+    """K = 3: need 4; one of three accepted rolls two back; a budget of 2 plans one draft."""
+    scheduler = make_scheduler(num_spec_tokens=3, max_model_len=200)
+    request = add(scheduler, "a", 99, 80)
+    plan = scheduler.schedule()
+    output = result(plan, a=7)
+    output.draft_token_ids = {"a": [11, 12, 13], "gone": [1]}
+    scheduler.update_from_output(plan, output)
+    assert (request.num_tokens, request.num_computed_tokens) == (100, 99)
+
+    plan = scheduler.schedule()
+    assert plan.num_scheduled_tokens == {"a": 4}
+    assert plan.scheduled_spec_decode_tokens == {"a": [11, 12, 13]}
+    assert request.num_computed_tokens == 103
+    output = result(plan, a=[11, 50])
+    output.draft_token_ids = {"a": [21, 22, 23]}
+    (message,) = scheduler.update_from_output(plan, output).values()
+    assert (request.num_tokens, request.num_computed_tokens) == (102, 101)
+    assert message.scheduler_stats is not None
+    assert message.scheduler_stats.spec_decode == SpecDecodeStats(
+        num_drafts=1,
+        num_draft_tokens=3,
+        num_accepted_tokens=1,
+        num_accepted_tokens_per_pos=[1, 0, 0],
+    )
+    assert scheduler.schedule().num_scheduled_tokens == {"a": 4}
+
+    scheduler = make_scheduler(num_spec_tokens=3, budget=2)
+    request = add(scheduler, "a", 1, 80)
+    plan = scheduler.schedule()
+    output = result(plan, a=7)
+    output.draft_token_ids = {"a": [11, 12, 13]}
+    scheduler.update_from_output(plan, output)
+    plan = scheduler.schedule()
+    assert plan.scheduled_spec_decode_tokens == {"a": [11]}
+
+
+def test_case_56_drafts_of_a_chunk_are_ignored() -> None:
+    """A prompt that is not done has nothing to follow."""
+    scheduler = make_scheduler(num_spec_tokens=3, budget=8)
+    request = add(scheduler, "a", 20, 80)
+    plan = scheduler.schedule()
+    output = result(plan)
+    output.draft_token_ids = {"a": [1, 2, 3]}
+    scheduler.update_from_output(plan, output)
+    assert request.spec_token_ids == []

@@ -1,4 +1,4 @@
-"""Cases 46-48: where an answer ends."""
+"""Cases 46-49: where an answer ends."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from planning_helpers import add, by_id, make_engine_request, make_scheduler, re
 
 from twostep.contracts.outputs import TokenLogprobs
 from twostep.contracts.request import FinishReason
+from twostep.contracts.sampling import RepetitionDetectionParams
+from twostep.scheduler.stopping import repeats
 
 EOS = 2
 
@@ -70,3 +72,43 @@ def test_case_48_model_length(is_async: bool) -> None:
         assert "a" in plan.num_scheduled_tokens
     assert outputs["a"].finish_reason is FinishReason.LENGTH
     assert not scheduler.has_unfinished_requests()
+
+
+@pytest.mark.parametrize(
+    ("outputs", "params", "expected"),
+    [
+        ([5, 6, 5, 6, 5, 6], (3, 1, 3), True),
+        ([5, 6, 5, 6], (3, 1, 3), False),
+        ([7, 7, 7], (3, 1, 3), True),
+        ([7, 7, 7], (3, 2, 3), False),
+        ([1, 2, 3, 1, 2, 3, 1, 2, 4], (3, 1, 3), False),
+        ([9, 1, 2, 3, 1, 2, 3, 1, 2, 3], (3, 1, 3), True),
+        ([7, 7, 7], (0, 1, 3), False),
+        ([7, 7, 7], (3, 1, 1), False),
+    ],
+)
+def test_case_49_patterns(outputs: list[int], params: tuple[int, int, int], expected: bool) -> None:
+    """(longest, shortest pattern, times in a row); the prompt [5, 6] does not count."""
+    longest, shortest, count = params
+    detection = RepetitionDetectionParams(
+        max_pattern_size=longest, min_pattern_size=shortest, min_count=count
+    )
+    assert repeats([5, 6, *outputs], len(outputs), detection) is expected
+
+
+def test_case_49_a_repetition_ends_the_request() -> None:
+    """Three times (5, 6); not before min_tokens."""
+    detection = RepetitionDetectionParams(max_pattern_size=3, min_count=3)
+    scheduler = make_scheduler()
+    add(scheduler, "a", 10, 50, repetition_detection=detection)
+    add(scheduler, "late", 10, 50, repetition_detection=detection, min_tokens=8)
+    for token in (5, 6, 5, 6, 5):
+        _, outputs = run_step(scheduler, token)
+        assert outputs["a"].finish_reason is None
+    _, outputs = run_step(scheduler, 6)
+    assert outputs["a"].finish_reason is FinishReason.REPETITION
+    assert outputs["a"].stop_reason == "repetition_detected"
+    assert outputs["late"].finish_reason is None
+    run_step(scheduler, 5)
+    _, outputs = run_step(scheduler, 6)
+    assert outputs["late"].finish_reason is FinishReason.REPETITION

@@ -108,7 +108,7 @@ def test_threads_and_scheduling_mode(
 
 
 @pytest.mark.parametrize("needle", list(NEEDLES))
-def test_inside_a_batch_of_strangers(
+def test_case_51_inside_a_batch_of_strangers(
     model: Path, alone: dict[str, Transcript], needle: str
 ) -> None:
     prompts, params = strangers(32, seed=3)

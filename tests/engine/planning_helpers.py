@@ -119,6 +119,8 @@ def make_configs(
     block_size: int = 16,
     caching: bool = True,
     window: int | None = None,
+    watermark: float = 0.0,
+    events: bool = False,
     **scheduler: object,
 ) -> tuple[SchedulerConfig, CacheConfig]:
     """Both configs, roomy unless told otherwise."""
@@ -134,6 +136,8 @@ def make_configs(
             block_size=block_size,
             enable_prefix_caching=caching,
             sliding_window=window,
+            watermark=watermark,
+            enable_kv_cache_events=events,
         ),
     )
 

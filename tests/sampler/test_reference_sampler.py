@@ -33,18 +33,18 @@ def kept(logits, **fields):
     return np.flatnonzero(probs).tolist()
 
 
-def test_penalties():
+def test_case_50_penalties():
     row = params(repetition_penalty=2, frequency_penalty=0.5, presence_penalty=0.25)
     z = process_logits(f32([2, -1, 0.5]), row, [0, 1, 1])
     assert z.tolist() == [1.0, -3.25, 0.5]
 
 
-def test_min_p_keeps_what_is_not_far_below_the_best():
+def test_case_50_min_p_keeps_what_is_not_far_below_the_best():
     assert kept(PROBS, min_p=0.2) == [0, 1, 2]
     assert kept(PROBS, min_p=1.0) == [0]
 
 
-def test_top_p_keeps_the_fewest_that_reach_it():
+def test_case_50_top_p_keeps_the_fewest_that_reach_it():
     assert kept(PROBS, top_p=0.7) == [0, 1]
     assert kept(PROBS, top_p=0.4) == [0]
     assert kept(PROBS, top_p=1e-9) == [0]

@@ -135,7 +135,7 @@ class KVCacheManager:
         if self.sliding_window is None:
             found = self._longest_prefix(hashes)
         else:
-            found = self._longest_windowed_prefix(hashes, self.sliding_window)
+            found = self._longest_windowed_prefix(hashes, request.num_tokens, self.sliding_window)
         if self._drop_last_hit_block:
             found = found[:-1]
         return found, min(len(found) * self.block_size, request.num_tokens - 1)
@@ -325,15 +325,24 @@ class KVCacheManager:
             found.append(block_id)
         return found
 
-    def _longest_windowed_prefix(self, hashes: Sequence[BlockHash], window: int) -> list[int]:
-        """As above, where only the blocks that the next query can see must be there."""
-        enough = max(1, -(-(window - 1) // self.block_size))
+    def _longest_windowed_prefix(
+        self, hashes: Sequence[BlockHash], num_tokens: int, window: int
+    ) -> list[int]:
+        """As above, where only the blocks that the next query can see must be there.
+
+        That query stands behind the last block found, or on its last position if that is the
+        last token.
+        """
         run: list[int] = []
+        enough = 1
         for end in range(len(hashes), 0, -1):
             block_id = self.pool.cached.get(hashes[end - 1])
             if block_id is None:
                 run = []
                 continue
+            if not run:
+                seen = window if end * self.block_size == num_tokens else window - 1
+                enough = max(1, -(-seen // self.block_size))
             run.append(block_id)
             if len(run) == enough:
                 break

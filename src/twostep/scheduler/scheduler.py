@@ -210,13 +210,18 @@ class Scheduler:
         placeholders = request.num_output_placeholders
         if placeholders and self._must_wait_for_tokens(request, placeholders):
             return
-        num_new = request.num_tokens + placeholders - request.num_computed_tokens
+        num_known = request.num_tokens + placeholders - request.num_computed_tokens
+        num_new = num_known
         if request.spec_token_ids:
-            num_new = self._with_spec_tokens(request, num_new, step)
+            num_new = self._with_spec_tokens(request, num_known, step)
         num_new = min(num_new, cap, step.token_budget)
         if num_new <= 0:
             return
         new_ids = self.kv_cache_manager.allocate_slots(request, num_new, step.step_id)
+        if new_ids is None and num_new > num_known:
+            # Nobody is preempted or waits for the sake of drafts.
+            num_new = num_known
+            new_ids = self.kv_cache_manager.allocate_slots(request, num_new, step.step_id)
         if new_ids is None:
             new_ids = self._preempt_for(request, num_new, step)
             if new_ids is None:
@@ -694,8 +699,8 @@ class Scheduler:
 
         Every running request loses its KV and is computed again, which changes no token. If
         one request was alone in the failed plan, it is the culprit and ends with ``reason``.
-        Otherwise (unless ``find_culprit`` is False) those of the plan run one by one until the
-        culprit fails alone. The device is idle when this is called.
+        Otherwise (unless ``find_culprit`` is False) those of the plan that are still there run one
+        by one until the culprit fails alone. The device is idle when this is called.
         """
         failed = plans[0]
         members: list[Request] = []
@@ -715,7 +720,7 @@ class Scheduler:
             self.finished_req_ids |= plan.finished_req_ids
             self.preempted_req_ids |= plan.preempted_req_ids
         news: dict[int, list[EngineCoreOutput]] = {}
-        if find_culprit and len(members) == 1:
+        if find_culprit and members and len(failed.num_scheduled_tokens) == 1:
             news[members[0].client_index] = [self._fail(members[0], reason)]
         elif find_culprit:
             self.suspects.update(dict.fromkeys(request.request_id for request in members))
