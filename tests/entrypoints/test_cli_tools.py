@@ -210,7 +210,8 @@ def test_dim(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert console.dim("x", Terminal()) == "\x1b[2mx\x1b[0m"
-    assert console.dim("x", io.StringIO()) == "x"
+    assert console.bold("x", Terminal()) == "\x1b[1mx\x1b[0m"
+    assert console.dim("x", io.StringIO()) == console.bold("x", io.StringIO()) == "x"
     monkeypatch.setenv("NO_COLOR", "1")
     assert console.dim("x", Terminal()) == "x"
 

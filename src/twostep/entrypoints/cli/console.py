@@ -42,9 +42,17 @@ def print_json(document: Any) -> None:
 
 def dim(text: str, stream: TextIO) -> str:
     """Grey on a terminal that allows colours."""
-    if not stream.isatty() or os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
-        return text
-    return f"\x1b[2m{text}\x1b[0m"
+    return f"\x1b[2m{text}\x1b[0m" if allows_colours(stream) else text
+
+
+def bold(text: str, stream: TextIO) -> str:
+    """Bold on a terminal that allows colours."""
+    return f"\x1b[1m{text}\x1b[0m" if allows_colours(stream) else text
+
+
+def allows_colours(stream: TextIO) -> bool:
+    """Whether a stream is a terminal whose user has not asked for plain text."""
+    return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "") -> str:

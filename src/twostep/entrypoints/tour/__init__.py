@@ -1,0 +1,1 @@
+"""One engine step, executed and looked at stop by stop."""
