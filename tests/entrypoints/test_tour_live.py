@@ -115,6 +115,7 @@ def test_streams_that_end_early_are_no_measurement(
         (["--live", "x", "--device", "l4"], "--device is for the simulated tour"),
         (["--live", "x", "--markdown"], "--markdown is for the simulated tour"),
         (["--threads", "2"], "--threads is for --live"),
+        (["--device", "cpu"], "twostep tour --live MODEL"),
     ],
 )
 def test_flags_that_do_not_fit(argv: list[str], text: str, capsys: Capture) -> None:

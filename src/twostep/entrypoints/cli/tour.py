@@ -53,6 +53,8 @@ def run(argv: list[str]) -> int:
     if args.live is None:
         if args.threads is not None:
             raise UsageError("--threads is for --live: a simulated device has none")
+        if args.device == "cpu":
+            raise UsageError("this machine's CPU need not be simulated: twostep tour --live MODEL")
         return show_simulated(args)
     for flag, value in (("--device", args.device), ("--markdown", args.markdown)):
         if value:
@@ -86,7 +88,7 @@ def show_simulated(args: argparse.Namespace) -> int:
 
 def show_live(args: argparse.Namespace) -> int:
     """The tour on a real model."""
-    from twostep.entrypoints.tour.document import live_document
+    from twostep.entrypoints.tour.live_document import live_document
     from twostep.entrypoints.tour.live_text import live_text
 
     tour = go_live(args)
