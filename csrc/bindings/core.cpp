@@ -155,6 +155,12 @@ void bind_core(nb::module_& m) {
   nb::class_<Step>(m, "Step")
       .def_ro("num_tokens", &Step::num_tokens)
       .def_ro("num_logits", &Step::num_logits)
+      .def("keep_cached", [](Step& step, int request, int num_cached) {
+        if (request < 0 || request >= step.num_reqs) throw std::out_of_range("step: no such request");
+        step.cached_lens.resize(step.num_reqs, 0);
+        step.cached_lens[request] = num_cached;
+      }, nb::arg("request"), nb::arg("num_cached"),
+         "Positions of the request below num_cached are in the KV cache and are not written again.")
       .def("stage_tokens", [](Step& step, std::shared_ptr<TokenTable> table, int row, int start, Int32Array ids) {
         table->check(row, start, static_cast<int>(ids.size()));
         step.staged.emplace_back([table, row, start, copy = to_vector(ids)] {

@@ -80,6 +80,7 @@ class RopeCache final : public Op {
     for (int h = 0; h < heads; h++) {
       rotate(x + h * d, spec_.q_norm.get(), rope, q_scale, q_out_->row(t) + h * d);
     }
+    if (step.is_cached(t)) return;
     const size_t place = block * cache_->block_bytes();
     for (int h = 0; h < kv; h++) {
       float k[kMaxHeadDim];

@@ -41,6 +41,9 @@ struct Step {
   std::vector<int32_t> logits_reqs;      // [S] request (index into the arrays above) of each
   std::vector<int32_t> block_ids;        // the requests' block tables, one after the other
   std::vector<int32_t> block_starts;     // [num_reqs + 1] into block_ids
+  // [num_reqs], or empty: positions of a request below this are in the cache already, in blocks that
+  // others may share, and are not written again.
+  std::vector<int32_t> cached_lens;
   // Writes to device state (token rows, sampling parameters) that must happen in stream order, after
   // everything earlier steps do: a row that this step gives to a new request may still be in use by
   // the step in flight. Run by the op ApplyStaged at the head of the forward plan.
@@ -54,6 +57,9 @@ struct Step {
   mutable std::mutex attention_mutex;
   mutable std::vector<std::shared_ptr<const AttentionWork>> attention_work;
 
+  bool is_cached(int t) const {
+    return !cached_lens.empty() && positions[t] < cached_lens[req_of_token[t]];
+  }
   int num_rows(RowSet set) const { return set == RowSet::Tokens ? num_tokens : num_logits; }
   const Tiles& tiles_of(RowSet set, ActForm form) const {
     return tiles[static_cast<int>(set)][static_cast<int>(form)];

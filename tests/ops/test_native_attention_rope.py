@@ -45,8 +45,13 @@ class RopeMachine:
         )  # fmt: skip
         self.stream = native.Stream(num_threads)
 
-    def run(self, qkv: np.ndarray, start: int) -> tuple[np.ndarray, np.ndarray]:
-        """q and the attention output, [T, HEADS, D], of T tokens from position `start`."""
+    def run(
+        self, qkv: np.ndarray, start: int, num_cached: int = 0
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """q and the attention output, [T, HEADS, D], of T tokens from position `start`.
+
+        Keys and values of positions below `num_cached` are not written.
+        """
         count = len(qkv)
         self.qkv.numpy()[:count] = qkv
         blocks = (start + count + 15) // 16
@@ -55,6 +60,8 @@ class RopeMachine:
             np.asarray([start + count], np.int32), np.zeros(1, np.int32), NO_INTS, NO_INTS,
             np.arange(1, blocks + 1, dtype=np.int32)[None], 16,
         )  # fmt: skip
+        if num_cached:
+            step.keep_cached(0, num_cached)
         self.stream.wait(self.stream.launch(self.plan, step))
         shape = count, HEADS, self.head_dim
         q, out = (rows.numpy()[:count].reshape(shape) for rows in (self.q, self.out))
@@ -149,3 +156,25 @@ def test_a_norm_of_another_width_is_refused() -> None:
     tables = rope_tables(RopeConfig(theta=10000.0, rotary_dim=32), 40)
     with pytest.raises(ValueError, match="q_norm or k_norm is not head_dim wide"):
         RopeMachine(ISAS[0], 32, tables, q_norm=native.Vector(np.ones(16, np.float32)))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+def test_cached_positions_are_read_and_not_written(isa: str) -> None:
+    """The last token of a prompt that is cached as a whole: its query is new, its KV stays."""
+    tables = rope_tables(RopeConfig(theta=10000.0, rotary_dim=32), MAX_POSITION)
+    kept, written = RopeMachine(isa, 32, tables), RopeMachine(isa, 32, tables)
+    first, second = random_qkv(16, 32, seed=1), random_qkv(16, 32, seed=2)
+    for machine in (kept, written):
+        machine.run(first, 0)
+    again = second[15:].copy()
+    again[:, HEADS * 32 :] = first[15:, HEADS * 32 :]  # its own query, the cached key and value
+    want = written.run(again, 15)
+    got = kept.run(second[15:], 15, num_cached=16)
+    np.testing.assert_array_equal(got[0], want[0])
+    np.testing.assert_array_equal(got[1], want[1])
+    np.testing.assert_array_equal(kept.run(second[:1], 16)[1], written.run(second[:1], 16)[1])
+    with pytest.raises(IndexError, match="no such request"):
+        native.make_step(
+            kept.device, 1, np.asarray([0, 1], np.int32), np.ones(1, np.int32),
+            np.zeros(1, np.int32), NO_INTS, NO_INTS, np.ones((1, 1), np.int32), 16,
+        ).keep_cached(1, 1)  # fmt: skip

@@ -83,6 +83,9 @@ class ModelRunner:
         self.last_batch, self.last_logits_rows, self.last_graph = batch, logits, graph
         for new in plan.scheduled_new_reqs:
             self._stage(steps[0][0], new)
+            if new.num_cached_tokens > new.num_computed_tokens:
+                index = batch.req_ids.index(new.request_id)
+                steps[0][0].keep_cached(index, new.num_cached_tokens)
         tickets = [
             self._model.stream.launch(part, steps[0][0]) for part in self._plans_of(graph.mode)
         ]
