@@ -51,6 +51,9 @@ def test_drafts_add_multiples() -> None:
     # Two requests of 1 + 2 tokens: a graph of two requests. Four: of four, not of 5 1/3.
     assert graphs.dispatch(6, 2, max_query_len=3, min_num_computed=9) == BatchDescriptor(FULL, 6, 2)
     assert graphs.dispatch(12, 4, max_query_len=3, min_num_computed=9).num_reqs == 4
+    # 6 tokens fit in 8, but a decode graph has whole requests.
+    coarse = make(capture_sizes=[8, 9], max_num_seqs=5, decode_query_len=3)
+    assert coarse.dispatch(6, 2, max_query_len=3, min_num_computed=9).num_tokens == 9
     # Without drafts they are no uniform decode of this device.
     assert graphs.dispatch(2, 2, max_query_len=1, min_num_computed=9).mode is PIECEWISE
 

@@ -242,7 +242,7 @@ def plan(step_id: int, tokens: dict[str, int], **fields: object) -> SchedulerOut
         num_scheduled_tokens=tokens,
         total_num_scheduled_tokens=sum(tokens.values()),
         finished_req_ids=fields.pop("finished", frozenset()),  # type: ignore[arg-type]
-        preempted_req_ids=frozenset(),
+        preempted_req_ids=fields.pop("preempted", frozenset()),  # type: ignore[arg-type]
         **fields,  # type: ignore[arg-type]
     )
 
@@ -286,9 +286,11 @@ def test_drafts(accepted: int) -> None:
 
 def test_a_plan_without_tokens_only_frees_rows() -> None:
     executor = make_executor()
-    executor.execute_model(plan(0, {"X": 2}, new=[new_request("X", [1, 2])]))
+    new = [new_request("X", [1, 2]), new_request("Y", [3, 4])]
+    executor.execute_model(plan(0, {"X": 2, "Y": 2}, new=new))
     executor.sample_tokens(None)
-    empty = executor.execute_model(plan(1, {}, finished=frozenset({"X", "unknown"})))
+    gone = {"finished": frozenset({"X", "unknown"}), "preempted": frozenset({"Y"})}
+    empty = executor.execute_model(plan(1, {}, **gone))
     assert empty is not None
     assert empty.result().req_ids == []
     assert len(executor.states) == 0
