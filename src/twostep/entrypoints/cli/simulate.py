@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import importlib
 import re
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 from twostep.contracts.errors import UsageError
 from twostep.entrypoints.cli import args as cli_args
 from twostep.entrypoints.cli import console
+from twostep.entrypoints.cli.engine import tell_watch
+from twostep.entrypoints.tracing.watch import Watch
 
 if TYPE_CHECKING:
     from twostep.config.engine import SchedulerConfig
@@ -21,14 +24,17 @@ if TYPE_CHECKING:
     from twostep.sim.traffic import Traffic
 
 DESCRIPTION = """\
-Predict throughput and latency of a model on a device that is not here: the real engine core plans
-every step, a cost model says how long the device would take. All times are virtual.
+Predict throughput and latency of a model on a device that is not here: the real
+engine core plans every step, a cost model says how long the device would take.
+All times are virtual.
 
-MODEL    {models},
-         a config.json, or a directory that holds one
---device {devices}, or cpu: this machine, measured now (takes a second)
+MODEL     {models}, a config.json,
+          or a directory that holds one
+--device  {devices},
+          or cpu: this machine, measured now (takes a second)
 
-`twostep simulate check` drives the engine core with random users and looks for broken rules.
+`twostep simulate check` drives the engine core with random users and looks for
+broken rules.
 """
 
 GIB = 1 << 30
@@ -56,14 +62,18 @@ def run(argv: list[str]) -> int:
     options = {name: getattr(args, name) for name in names}
     config, sizing = plan_sizes(facts, device, **options)
     check_lengths(traffic, config.max_model_len)
+    watch = Watch(args.trace, args.record)
     core, executor, clock = build_sim_core(
         facts,
         device,
         enable_prefix_caching=args.enable_prefix_caching,
+        observe=watch.begin,
         executor_options={"history": 0, "enforce_eager": args.enforce_eager},
         **options,
     )
-    figures = simulate(core, executor, clock, traffic)
+    with contextlib.closing(watch):
+        figures = simulate(core, executor, clock, traffic)
+    tell_watch(watch)
     document = report(args, facts, device, config, sizing, traffic, figures)
     if args.json:
         console.print_json(document)
@@ -115,6 +125,7 @@ def make_parser() -> cli_args.Parser:
     add("--enforce-eager", action="store_true", help="no graphs: every kernel is launched alone")
     for name in ("enable-prefix-caching", "async-scheduling"):
         add(f"--{name}", action=argparse.BooleanOptionalAction, default=True)
+    cli_args.add_watch_flags(parser)
     return parser
 
 
