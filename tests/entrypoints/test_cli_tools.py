@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 from pathlib import Path
@@ -240,9 +241,9 @@ def test_boot_table(factory: Any, gguf: Path, capsys: Capture) -> None:
         def rows(self) -> list[list[str]]:
             return [["threads", "2"]]
 
-    class Engine:
+    class Engine(contextlib.nullcontext[None]):
         boot = Report()
 
     resolved = cli_engine.ResolvedModel(name="x", path=gguf, format="gguf")
-    cli_engine.load(lambda path, **o: Engine(), resolved, {}, verbose=True)
-    assert "threads  2" in capsys.readouterr().err
+    with cli_engine.load(lambda path, **o: Engine(), resolved, {}, verbose=True):
+        assert "threads  2" in capsys.readouterr().err

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -23,6 +24,7 @@ from twostep.engine.client import InprocClient
 from twostep.engine.core import EngineCore
 from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.machine import inspect_machine
+from twostep.entrypoints.tracing.watch import Watch
 from twostep.executor.uniproc import UniprocExecutor
 from twostep.frontend.tokenizer import Tokenizer
 from twostep.kv_cache.sizing import KVCacheSizing, kv_block_bytes, size_kv_cache
@@ -64,6 +66,10 @@ class EngineOptions:
     scheduling_policy: SchedulingPolicy = "fcfs"
     enforce_eager: bool = False
     threads: int | None = None
+    trace: str | Path | None = None
+    """File for a Chrome/Perfetto trace of every step."""
+    record: str | Path | None = None
+    """File for a recording that ``twostep replay`` runs again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,6 +85,8 @@ class BuiltEngine:
     generation_config: dict[str, object]
     max_model_len: int
     boot: BootReport
+    watch: Watch
+    """To be closed after the client."""
 
 
 class MonotonicClock:
@@ -124,19 +132,21 @@ def build_engine(
 
     Raises:
         ModelError, OutOfMemoryError: The model can't be loaded; one line with cause and cure.
-        UsageError: An option is out of range.
+        UsageError: An option is out of range, or a file cannot be written.
     """
-    phases = Phases(progress)
-    phases.start("open")
-    checkpoint = open_checkpoint(path)
+    watch = Watch(options.trace, options.record)
     try:
-        return _build(path, checkpoint, options, phases)
-    finally:
-        checkpoint.close()
+        phases = Phases(progress)
+        phases.start("open")
+        with contextlib.closing(open_checkpoint(path)) as checkpoint:
+            return _build(path, checkpoint, options, phases, watch)
+    except BaseException:
+        watch.close()
+        raise
 
 
 def _build(
-    path: Path, checkpoint: Checkpoint, options: EngineOptions, phases: Phases
+    path: Path, checkpoint: Checkpoint, options: EngineOptions, phases: Phases, watch: Watch
 ) -> BuiltEngine:
     config = checkpoint.config
     device = _choose_device()
@@ -159,7 +169,7 @@ def _build(
     # What was made until now lives as long as the engine; looking through it for garbage again
     # and again would stall steps for milliseconds.
     gc.freeze()
-    client = _start_core(cpu_model, config, scheduler_config, sizing, options)
+    client = _start_core(cpu_model, config, scheduler_config, sizing, options, watch)
     phases.finish()
     boot = BootReport(
         model=path.name,
@@ -185,6 +195,7 @@ def _build(
         generation_config=dict(checkpoint.generation_config),
         max_model_len=scheduler_config.max_model_len,
         boot=boot,
+        watch=watch,
     )
 
 
@@ -308,19 +319,23 @@ def _start_core(
     scheduler_config: SchedulerConfig,
     sizing: KVCacheSizing,
     options: EngineOptions,
+    watch: Watch,
 ) -> InprocClient:
     runner = ModelRunner(cpu_model, config.vocab_size, enforce_eager=options.enforce_eager)
     executor = UniprocExecutor(runner, max_concurrent_batches=2 if options.async_scheduling else 1)
+    cache_config = CacheConfig(
+        num_blocks=sizing.num_blocks,
+        block_size=sizing.block_size,
+        enable_prefix_caching=options.enable_prefix_caching,
+        sliding_window=common_window(config),
+    )
+    clock = MonotonicClock()
     core = EngineCore(
         scheduler_config=scheduler_config,
-        cache_config=CacheConfig(
-            num_blocks=sizing.num_blocks,
-            block_size=sizing.block_size,
-            enable_prefix_caching=options.enable_prefix_caching,
-            sliding_window=common_window(config),
-        ),
+        cache_config=cache_config,
         executor=executor,
-        clock=MonotonicClock(),
+        clock=clock,
+        observer=watch.begin(executor, clock, scheduler_config, cache_config),
     )
     return InprocClient(core)
 

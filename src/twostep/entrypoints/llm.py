@@ -17,6 +17,7 @@ from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.build import EngineOptions, build_engine
 from twostep.entrypoints.progress import reporter_for
 from twostep.entrypoints.resolve import resolve
+from twostep.entrypoints.tracing.watch import Watch
 from twostep.frontend.chat_prompt import ChatPrompter
 from twostep.frontend.chat_template import ChatTemplate
 from twostep.frontend.input_processor import InputProcessor, PromptType
@@ -35,6 +36,8 @@ class LLM:
 
     boot: BootReport
     """What the start found and chose."""
+    watch: Watch
+    """The files of ``trace`` and ``record``."""
 
     def __init__(
         self,
@@ -55,6 +58,8 @@ class LLM:
         seed: int = 0,
         threads: int | None = None,
         chat_template: str | None = None,
+        trace: str | Path | None = None,
+        record: str | Path | None = None,
         progress: Callable[[str, float], None] | None = None,
     ) -> None:
         """Load ``model``: a catalogue name, a ``.gguf`` file, a directory, or a Hub repository.
@@ -77,6 +82,8 @@ class LLM:
             seed: Seeds the seeds of requests that bring none.
             threads: Compute threads; by default the usable cores.
             chat_template: Jinja source that replaces the model's own.
+            trace: File for a Chrome/Perfetto trace of every step; complete after ``close``.
+            record: File for a recording that ``twostep replay`` runs again.
             progress: Called with (phase, fraction) while loading.
 
         Raises:
@@ -96,9 +103,12 @@ class LLM:
             scheduling_policy=scheduling_policy,
             enforce_eager=enforce_eager,
             threads=threads,
+            trace=trace,
+            record=record,
         )
         engine = build_engine(resolve(model, reporter_for()).path, options, progress)
         self.boot = engine.boot
+        self.watch = engine.watch
         self._engine = engine
         self._client = engine.client
         self._next_id = 0
@@ -242,6 +252,7 @@ class LLM:
         if not self._closed:
             self._closed = True
             self._client.close()
+            self.watch.close()
 
     def __enter__(self) -> LLM:
         return self

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from twostep.config.engine import CacheConfig, SchedulerConfig, SchedulingPolicy
+from twostep.contracts.clock import Clock
 from twostep.contracts.errors import UsageError
+from twostep.contracts.executor import Executor
 from twostep.contracts.observer import StepObserver
 from twostep.engine.core import EngineCore
 from twostep.kv_cache.sizing import KVCacheSizing
@@ -23,6 +26,9 @@ from twostep.sim.device import SimDevice, find_device
 from twostep.sim.executor import SimExecutor
 from twostep.sim.model_facts import ModelFacts, load_model_facts
 from twostep.sim.step_cost import StepCostModel
+
+Observe = Callable[[Executor, Clock, SchedulerConfig, CacheConfig], StepObserver | None]
+"""What a core is built with, to its observer."""
 
 
 def plan_sizes(
@@ -103,13 +109,14 @@ def build_sim_core(
     enable_prefix_caching: bool = True,
     tensor_parallel_size: int = 1,
     num_spec_tokens: int = 0,
-    observer: StepObserver | None = None,
+    observe: Observe | None = None,
     executor_options: dict[str, Any] | None = None,
     **sizes: Any,
 ) -> tuple[EngineCore, SimExecutor, VirtualClock]:
     """The engine core of ``model`` on ``device``, in virtual time.
 
     ``model``: facts, or what :func:`load_model_facts` takes. ``sizes``: see :func:`plan_sizes`.
+    ``observe``: makes the core's observer, once there is what it needs.
     ``executor_options``: see :class:`SimExecutor` (``next_token``, ``history``, ...).
     """
     facts = load_model_facts(model) if isinstance(model, str) else model
@@ -140,6 +147,6 @@ def build_sim_core(
         executor=executor,
         clock=clock,
         num_spec_tokens=num_spec_tokens,
-        observer=observer,
+        observer=(observe(executor, clock, scheduler_config, cache_config) if observe else None),
     )
     return core, executor, clock

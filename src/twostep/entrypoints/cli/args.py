@@ -13,6 +13,7 @@ from twostep.contracts.errors import UsageError
 from twostep.contracts.sampling import SamplingParams
 from twostep.entrypoints.catalogue import DefaultSampling
 from twostep.entrypoints.resolve import ResolvedModel
+from twostep.entrypoints.tracing.output_file import check_writable
 
 _SIZE = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>|[kKmMgGtT]|[KMGT]iB)", re.ASCII)
 _EXPONENT = {"k": 1, "m": 2, "g": 3, "t": 4}
@@ -135,6 +136,23 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         ("async-scheduling", "plan a step while the one before it runs"),
     ):
         add(f"--{name}", action=argparse.BooleanOptionalAction, default=True, help=meaning)
+    add_watch_flags(parser)
+
+
+def add_watch_flags(parser: argparse.ArgumentParser) -> None:
+    """Flags of every command that runs an engine core; see ``entrypoints.tracing.watch``."""
+    group = parser.add_argument_group("watching the engine")
+    add = group.add_argument
+    add("--trace", metavar="FILE", help="write a timeline of every step, for ui.perfetto.dev")
+    add("--record", metavar="FILE", help="write plans and results, for `twostep replay FILE`")
+
+
+def check_watch_flags(args: argparse.Namespace) -> None:
+    """Raise UsageError if a file cannot be written, before anything is fetched or loaded."""
+    for flag in ("trace", "record"):
+        path = getattr(args, flag)
+        if path is not None:
+            check_writable(path, f"--{flag}")
 
 
 def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, Any]:
@@ -150,6 +168,8 @@ def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, 
         "scheduling_policy",
         "enforce_eager",
         "threads",
+        "trace",
+        "record",
         "enable_prefix_caching",
         "enable_chunked_prefill",
         "async_scheduling",

@@ -61,6 +61,7 @@ def run(
     if prompt is None and not is_interactive:
         prompt = console.read_piped_prompt()
 
+    cli_args.check_watch_flags(args)
     model = resolve(name, reporter_for())
     params = cli_args.sampling_params(args, default_sampling(model), max_tokens=None)
     options = cli_args.engine_options(args, model)

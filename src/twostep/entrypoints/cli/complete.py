@@ -53,6 +53,7 @@ def run(
         if console.stdin_is_terminal():
             raise UsageError("no PROMPT: give it as an argument or on standard input")
         prompt = console.read_piped_prompt()
+    cli_args.check_watch_flags(args)
     model = resolve(args.model, reporter_for())
     params = cli_args.sampling_params(args, default_sampling(model), DEFAULT_MAX_TOKENS)
     params.n = args.n

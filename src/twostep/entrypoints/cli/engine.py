@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from twostep.entrypoints.tracing.watch import Watch
+
 Message = dict[str, Any]
 
 
@@ -66,15 +68,30 @@ def make_llm(model: str, **options: Any) -> Engine:
     return LLM(model, **options)
 
 
+@contextlib.contextmanager
 def load(
     make: MakeEngine, model: ResolvedModel, options: dict[str, Any], *, verbose: bool
-) -> Engine:
-    """Load a model; on a terminal shows how far it is, with ``verbose`` then the boot table."""
+) -> Iterator[Engine]:
+    """Load a model; on a terminal shows how far it is, with ``verbose`` then the boot table.
+
+    At the end says where a trace or a recording lies.
+    """
     with phases() as progress:
         engine = make(str(model.path), progress=progress, **options)
     if verbose and (report := getattr(engine, "boot", None)) is not None:
         print(dim(table(boot_rows(report)), sys.stderr), file=sys.stderr)
-    return engine
+    try:
+        with engine:
+            yield engine
+    finally:
+        if (watch := getattr(engine, "watch", None)) is not None:
+            tell_watch(watch)
+
+
+def tell_watch(watch: Watch) -> None:
+    """Say on standard error where the files of --trace and --record lie, once they are closed."""
+    for line in watch.lines():
+        print(dim(line, sys.stderr), file=sys.stderr)
 
 
 def boot_rows(report: Any) -> Sequence[Sequence[str]]:

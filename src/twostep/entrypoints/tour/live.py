@@ -140,7 +140,7 @@ def steady_figures(count: int, num_steps: int, spans: Sequence[StepSpan]) -> dic
         "launch_us": round(us["launch"] + us["sampling"], 1),
         "wait_ms": round(us["wait"] / 1000, 3),
         "update_us": us["update"],
-        "overlap": round(host_overlap(spans), 4),
+        "overlap": round(host_overlap(spans) or 0.0, 4),
         "device_idle": round(device_idle_share(spans), 4),
     }
 
