@@ -146,6 +146,21 @@ def test_after_a_prefix_cache_hit(model: Path, alone: dict[str, Transcript], nee
 
 
 @pytest.mark.parametrize("needle", list(NEEDLES))
+def test_after_a_full_hit(model: Path, needle: str) -> None:
+    """All 48 tokens are cached: one is computed, in a block that three requests read at once."""
+    prompt = {"prompt_token_ids": PROMPT[:48]}
+    with make(model, enable_prefix_caching=False, threads=1) as llm:
+        [alone] = llm.generate(prompt, NEEDLES[needle], use_tqdm=False)
+    with make(model) as llm:
+        llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
+        outputs = llm.generate([prompt] * 3, NEEDLES[needle], use_tqdm=False)
+        wants_prompt = NEEDLES[needle].prompt_logprobs is not None
+        for output in outputs:
+            assert output.num_cached_tokens == (0 if wants_prompt else 47)
+            assert transcript(output) == transcript(alone)
+
+
+@pytest.mark.parametrize("needle", list(NEEDLES))
 @pytest.mark.parametrize("is_async", [True, False], ids=["async", "sync"])
 def test_preempted_and_resumed(
     model: Path, alone: dict[str, Transcript], needle: str, is_async: bool

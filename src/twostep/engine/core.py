@@ -27,7 +27,8 @@ from twostep.engine.admission import check_admission
 from twostep.engine.step_dump import describe_step
 from twostep.scheduler.async_scheduler import AsyncScheduler
 from twostep.scheduler.request import RequestStatus
-from twostep.scheduler.scheduler import PauseState, Scheduler
+from twostep.scheduler.scheduler import Scheduler
+from twostep.scheduler.state import PauseState
 
 logger = logging.getLogger(__name__)
 

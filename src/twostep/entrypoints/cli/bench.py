@@ -15,11 +15,13 @@ BENCHES: tuple[tuple[str, str], ...] = (
 def run(argv: list[str]) -> int:
     """Run the bench that ``argv`` names."""
     names = [name for name, _ in BENCHES]
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv:
+        raise UsageError(f"say what to measure: {', '.join(names)} (see `twostep bench --help`)")
+    if argv[0] in ("-h", "--help"):
         print("usage: twostep bench WHAT …\n\nwhat (each has --help):")
         for name, meaning in BENCHES:
             print(f"  {name:<12}{meaning}")
-        return 0
+        raise SystemExit(0)
     if argv[0] not in names:
         raise UsageError(f"there is no bench {argv[0]!r}: one of {', '.join(names)}")
     module = importlib.import_module(f"twostep.entrypoints.cli.bench_{argv[0]}")
