@@ -5,7 +5,6 @@ from __future__ import annotations
 import struct
 
 import pytest
-from ghost import GhostExecutor
 from planning_helpers import (
     FakeClock,
     FakeGrammar,
@@ -25,6 +24,7 @@ from twostep.contracts.request import FinishReason
 from twostep.contracts.sampling import StructuredOutputsParams
 from twostep.engine.core import EngineCore
 from twostep.scheduler.grammars import mask_rows
+from twostep.sim.recording_ghost import RecordingGhost
 
 
 def counts(bitmask: bytes) -> list[int]:
@@ -98,7 +98,7 @@ def test_case_64_a_grammar_that_does_not_compile(is_async: bool) -> None:
     core = EngineCore(
         scheduler_config=scheduler_config,
         cache_config=cache_config,
-        executor=GhostExecutor(cache_config.block_size),
+        executor=RecordingGhost(cache_config.block_size),
         clock=FakeClock(),
         grammar_compiler=Compiler(),
     )
@@ -125,7 +125,7 @@ def test_case_64_without_a_compiler_structured_requests_are_refused() -> None:
     core = EngineCore(
         scheduler_config=scheduler_config,
         cache_config=cache_config,
-        executor=GhostExecutor(cache_config.block_size),
+        executor=RecordingGhost(cache_config.block_size),
         clock=FakeClock(),
     )
     with pytest.raises(InvalidRequestError, match="structured_outputs") as caught:

@@ -5,17 +5,18 @@ from __future__ import annotations
 import logging
 
 import pytest
-from ghost import GhostExecutor, oracle
 from planning_helpers import FakeClock, by_id, check_drained, make_configs, make_engine_request
 
 from twostep.contracts.request import FinishReason
 from twostep.engine.core import EngineCore
+from twostep.sim.ghost_model import oracle
+from twostep.sim.recording_ghost import RecordingGhost
 
 
-def make_core(**config: object) -> tuple[EngineCore, GhostExecutor]:
+def make_core(**config: object) -> tuple[EngineCore, RecordingGhost]:
     """An engine core on a ghost device."""
     scheduler_config, cache_config = make_configs(**config)  # type: ignore[arg-type]
-    ghost = GhostExecutor(cache_config.block_size)
+    ghost = RecordingGhost(cache_config.block_size)
     core = EngineCore(
         scheduler_config=scheduler_config,
         cache_config=cache_config,

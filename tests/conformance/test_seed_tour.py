@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ghost import GhostExecutor
 from planning_helpers import (
     FakeClock,
     add,
@@ -17,6 +16,7 @@ from planning_helpers import (
 from twostep.contracts.plan import SchedulerOutput
 from twostep.engine.core import EngineCore
 from twostep.scheduler.scheduler import Scheduler
+from twostep.sim.recording_ghost import RecordingGhost
 
 T41, T42 = 4141, 4242
 
@@ -97,9 +97,9 @@ def test_case_02_plan_of_step_k() -> None:
     assert plan.scheduled_spec_decode_tokens == {}
 
 
-def run_tour() -> tuple[EngineCore, GhostExecutor]:
+def run_tour() -> tuple[EngineCore, RecordingGhost]:
     """The engine core right before call k, with step k-1 in flight on a ghost device."""
-    ghost = GhostExecutor(16, verify_kv=False)
+    ghost = RecordingGhost(16, verify_kv=False)
     scheduler_config, cache_config = make_configs()
     core = EngineCore(
         scheduler_config=scheduler_config,

@@ -1,4 +1,4 @@
-"""Makes ghost.py and driver.py importable."""
+"""Makes planning_helpers.py importable."""
 
 import pathlib
 import sys

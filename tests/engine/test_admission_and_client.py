@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import pytest
-from ghost import GhostExecutor, oracle
 from planning_helpers import FakeClock, ids, make_configs, make_engine_request
 
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.request import EngineCoreRequest, FinishReason
 from twostep.engine.client import InprocClient
 from twostep.engine.core import EngineCore
+from twostep.sim.ghost_model import oracle
+from twostep.sim.recording_ghost import RecordingGhost
 
 
-def make_client(*, concurrent: int = 2, **config: object) -> tuple[InprocClient, GhostExecutor]:
+def make_client(*, concurrent: int = 2, **config: object) -> tuple[InprocClient, RecordingGhost]:
     """A client of a core on a ghost."""
     scheduler_config, cache_config = make_configs(**config)  # type: ignore[arg-type]
-    ghost = GhostExecutor(cache_config.block_size, max_concurrent_batches=concurrent)
+    ghost = RecordingGhost(cache_config.block_size, max_concurrent_batches=concurrent)
     core = EngineCore(
         scheduler_config=scheduler_config,
         cache_config=cache_config,

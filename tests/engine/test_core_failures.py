@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable
 
 import pytest
-from ghost import GhostExecutor, oracle
 from planning_helpers import (
     FakeClock,
     by_id,
@@ -20,17 +19,19 @@ from twostep.contracts.errors import EngineDeadError
 from twostep.contracts.plan import SchedulerOutput
 from twostep.contracts.request import FinishReason
 from twostep.engine.core import EngineCore
+from twostep.sim.ghost_model import oracle
+from twostep.sim.recording_ghost import RecordingGhost
 
 PROMPTS = {"a": [1, 2, 3], "b": [4, 5], "c": list(range(30))}
 Failure = Callable[[SchedulerOutput], Exception | None]
 
 
-def make_core(is_async: bool = True, **config: object) -> tuple[EngineCore, GhostExecutor]:
+def make_core(is_async: bool = True, **config: object) -> tuple[EngineCore, RecordingGhost]:
     """A core on a ghost with three requests."""
     scheduler_config, cache_config = make_configs(
         async_scheduling=is_async, num_blocks=50, max_model_len=200, **config
     )  # type: ignore[arg-type]
-    ghost = GhostExecutor(cache_config.block_size)
+    ghost = RecordingGhost(cache_config.block_size)
     core = EngineCore(
         scheduler_config=scheduler_config,
         cache_config=cache_config,

@@ -1,4 +1,4 @@
-"""Telling a person how far a download or a load has got: a bar on a terminal, else plain lines."""
+"""Telling a person how far a long job has got: a bar on a terminal, else plain lines."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol, TextIO
+from typing import Any, Protocol, TextIO
 
 
 class Reporter(Protocol):
@@ -21,9 +21,15 @@ class Reporter(Protocol):
         """A transfer of known size; call the value with the bytes done so far."""
         ...
 
+    def count(
+        self, label: str, total: int, unit: str
+    ) -> contextlib.AbstractContextManager[Advance]:
+        """Work of known size; call the value with the units done so far."""
+        ...
+
 
 Advance = Callable[[int], None]
-"""Takes the bytes done so far (not the increment)."""
+"""Takes what is done so far, in bytes or units (not the increment)."""
 
 
 class Silent:
@@ -34,6 +40,11 @@ class Silent:
 
     @contextlib.contextmanager
     def transfer(self, label: str, total_bytes: int) -> Iterator[Advance]:
+        """Show nothing."""
+        yield lambda done: None
+
+    @contextlib.contextmanager
+    def count(self, label: str, total: int, unit: str) -> Iterator[Advance]:
         """Show nothing."""
         yield lambda done: None
 
@@ -52,16 +63,25 @@ class Lines:
     def transfer(self, label: str, total_bytes: int) -> Iterator[Advance]:
         """Print the start and each quarter."""
         self.note(f"{label} ({format_bytes(total_bytes)})")
+        yield self._quarters(label, total_bytes)
+
+    @contextlib.contextmanager
+    def count(self, label: str, total: int, unit: str) -> Iterator[Advance]:
+        """Print the start and each quarter."""
+        self.note(f"{label} ({total} {unit})")
+        yield self._quarters(label, total)
+
+    def _quarters(self, label: str, total: int) -> Advance:
         quarters_told = 0
 
         def advance(done: int) -> None:
             nonlocal quarters_told
-            quarters = 4 * min(done, total_bytes) // max(total_bytes, 1)
+            quarters = 4 * min(done, total) // max(total, 1)
             if quarters > quarters_told:
                 quarters_told = quarters
                 self.note(f"{label}: {25 * quarters} %")
 
-        yield advance
+        return advance
 
 
 class Bar:
@@ -77,16 +97,21 @@ class Bar:
     @contextlib.contextmanager
     def transfer(self, label: str, total_bytes: int) -> Iterator[Advance]:
         """Draw a bar with speed and time left."""
+        with self._bar(desc=label, total=total_bytes, unit="B", unit_scale=True) as advance:
+            yield advance
+
+    @contextlib.contextmanager
+    def count(self, label: str, total: int, unit: str) -> Iterator[Advance]:
+        """Draw a bar with speed and time left."""
+        with self._bar(desc=label, total=total, unit=f" {unit}") as advance:
+            yield advance
+
+    @contextlib.contextmanager
+    def _bar(self, *, total: int, **options: Any) -> Iterator[Advance]:
         from tqdm import tqdm
 
-        with tqdm(
-            desc=label, total=total_bytes, unit="B", unit_scale=True, file=self._stream
-        ) as bar:
-
-            def advance(done: int) -> None:
-                bar.update(min(done, total_bytes) - bar.n)
-
-            yield advance
+        with tqdm(total=total, file=self._stream, **options) as bar:
+            yield lambda done: bar.update(min(done, total) - bar.n)
 
 
 def reporter_for(stream: TextIO | None = None) -> Reporter:

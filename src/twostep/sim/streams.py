@@ -1,0 +1,221 @@
+"""What a simulated client has seen of one request, compared with the request alone."""
+
+from __future__ import annotations
+
+from array import array
+from hashlib import sha256
+
+from twostep.contracts.outputs import EngineCoreOutput
+from twostep.contracts.request import EngineCoreRequest, FinishReason
+from twostep.contracts.sampling import SamplingParams
+from twostep.sim.case import Add
+from twostep.sim.ghost_model import chain, first_value, pick
+from twostep.sim.violation import Violation
+
+EOS = 3
+_ROOT = sha256(b"twostep: parent of the first block").digest()
+
+
+class ContentHashes:
+    """The hash that a full block must have, by the KV that ends it. Computed from tokens alone."""
+
+    def __init__(self, block_size: int) -> None:
+        self.block_size = block_size
+        self.of: dict[int, bytes] = {}
+
+    def add(self, parent: int | None, value: int, tokens: list[int], salt: int) -> None:
+        """A block of these tokens, whose KV ends with ``value``; the one before with ``parent``."""
+        data = _ROOT if parent is None else self.of[parent]
+        data += array("I", tokens).tobytes()
+        if parent is None and salt:
+            key = f"tenant {salt}".encode()
+            data += len(key).to_bytes(4, "little") + key
+        self.of[value] = sha256(data).digest()
+
+
+class Stream:
+    """One request from outside: what it asked, what it must get, what it got."""
+
+    def __init__(self, add: Add, prompt: list[int], limit: int, hashes: ContentHashes | None):
+        """``limit``: most tokens that it may get."""
+        self.add = add
+        self.limit = limit
+        self.tokens = prompt
+        """Prompt and what came."""
+        self.num_prompt = len(prompt)
+        self.stops = {*add.stops, EOS} if add.eos else set(add.stops)
+        self.finish: FinishReason | None = None
+        self.is_aborted = False
+        self.is_abort_queued = False
+        self.num_preemptions = 0
+        self.num_first_hits = -1
+        """Cached tokens at the first start, as the plan told them."""
+        self.num_planned = 0
+        """Tokens that plans have computed since it last started."""
+        self.last_step = -1
+        self._hashes = hashes
+        self.block_size = hashes.block_size if hashes is not None else 0
+        self._end = len(prompt) + limit
+        self._is_plain = False
+        """Whether its next news can be taken on the short path."""
+        self._value = first_value(add.salt)
+        self._block_end: int | None = None
+        self._position = 0
+        self._advance(prompt)
+
+    @property
+    def num_outputs(self) -> int:
+        """Tokens that came."""
+        return len(self.tokens) - self.num_prompt
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the engine owes it something."""
+        return self.finish is None and not self.is_aborted
+
+    def request(self) -> EngineCoreRequest:
+        """What the front end sends."""
+        add = self.add
+        return EngineCoreRequest(
+            request_id=add.request_id,
+            prompt_token_ids=list(self.tokens),
+            sampling_params=SamplingParams(
+                max_tokens=add.max_tokens,
+                seed=add.salt,
+                stop_token_ids=list(add.stops) or None,
+                logprobs=0 if add.logprobs else None,
+                prompt_logprobs=0 if add.prompt_logprobs else None,
+            ),
+            eos_token_id=EOS if add.eos else None,
+            arrival_time=add.arrival,
+            client_index=add.client,
+            priority=add.priority,
+            cache_salt=f"tenant {add.salt}" if add.salt else None,
+        )
+
+    def receive(self, output: EngineCoreOutput, client: int) -> None:
+        """News from the engine."""
+        if self.finish is not None or self.is_aborted:
+            raise Violation("I10", f"news of {self.add.request_id} after its end")
+        if client != self.add.client:
+            raise Violation("I11", f"news of {self.add.request_id} went to client {client}")
+        new = output.new_token_ids
+        finish = output.finish_reason
+        if finish is None and len(new) == 1 and self._is_plain and new[0] not in self.stops:
+            # Most news of most requests. Whatever looks odd here is told by what follows.
+            value = self._value
+            if pick(value) == new[0] and len(self.tokens) + 1 < self._end:
+                self.tokens.append(new[0])
+                self._value = chain(value, new[0])
+                self._position += 1
+                if self.block_size and self._position % self.block_size == 0:
+                    self._note_block()
+                if output.num_preemptions != self.num_preemptions:
+                    self._report_preemptions(output)
+                return
+        self._receive_special(output, new, finish)
+
+    def _receive_special(
+        self, output: EngineCoreOutput, new: list[int], finish: FinishReason | None
+    ) -> None:
+        request_id = self.add.request_id
+        if new and self.is_abort_queued:
+            raise Violation("I10", f"tokens of {request_id} after its abort")
+        if not new and finish is None:
+            raise Violation("I11", f"news of {request_id} with nothing in it")
+        if new and not self.num_outputs:
+            self._check_first(output)
+        if self.add.logprobs and new:
+            rows = output.new_logprobs or []
+            if [row.token_ids[0] for row in rows] != new:
+                raise Violation("I11", f"logprobs of {request_id} are not those of its tokens")
+        for token in new:
+            self._check_token(token)
+        if finish is not None:
+            self._check_finish(finish)
+        elif new and (new[-1] in self.stops or len(self.tokens) >= self._end):
+            raise Violation("I11", f"{request_id} reached its end and was not told")
+        if finish is not FinishReason.ERROR and output.num_preemptions != self.num_preemptions:
+            self._report_preemptions(output)
+        self._is_plain = not self.add.logprobs and not self.is_abort_queued
+
+    def abort_queued(self) -> None:
+        """An abort is on its way: no token may come any more, unless the engine fails."""
+        self.is_abort_queued = True
+        self._is_plain = False
+
+    def _report_preemptions(self, output: EngineCoreOutput) -> None:
+        raise Violation(
+            "I11",
+            f"{self.add.request_id} was preempted {self.num_preemptions} times, "
+            f"its client was told {output.num_preemptions}",
+        )
+
+    def _check_token(self, token: int) -> None:
+        right = pick(self._value)
+        if token != right:
+            raise Violation(
+                "I11",
+                f"token {self.num_outputs} of {self.add.request_id} is {token}, "
+                f"alone it would be {right}",
+            )
+        if self.num_outputs >= self.limit:
+            raise Violation("I11", f"{self.add.request_id} got more than {self.limit} tokens")
+        if self.num_outputs and self.tokens[-1] in self.stops:
+            raise Violation("I11", f"{self.add.request_id} got a token after its stop token")
+        self.tokens.append(token)
+        self._advance((token,))
+
+    def _check_first(self, output: EngineCoreOutput) -> None:
+        request_id = self.add.request_id
+        stats = output.prefill_stats
+        if stats is None or stats.num_prompt_tokens != self.num_prompt:
+            raise Violation("I11", f"{request_id}: prompt tokens of its first news are {stats}")
+        if stats.num_cached_tokens != self.num_first_hits:
+            raise Violation(
+                "I11",
+                f"{request_id} was told {stats.num_cached_tokens} cached tokens, "
+                f"the plan had {self.num_first_hits}",
+            )
+        rows = output.new_prompt_logprobs
+        if not self.add.prompt_logprobs:
+            if rows is not None:
+                raise Violation("I11", f"{request_id} did not ask for prompt logprobs")
+            return
+        told = None if rows is None else [(row.token_ids[0], row.logprobs[0]) for row in rows]
+        last = self.num_prompt - 1
+        if told != [(self.tokens[p + 1], -float(p)) for p in range(last)]:
+            raise Violation("I11", f"{request_id} got wrong prompt logprobs")
+
+    def _check_finish(self, finish: FinishReason) -> None:
+        self.finish = finish
+        request_id = self.add.request_id
+        if finish is FinishReason.ERROR:
+            if not self.add.fault:
+                raise Violation("isolation", f"{request_id} is innocent and ended with an error")
+            return
+        stopped = bool(self.num_outputs) and self.tokens[-1] in self.stops
+        right = FinishReason.STOP if stopped else FinishReason.LENGTH
+        if finish is not right or not (stopped or self.num_outputs == self.limit):
+            raise Violation(
+                "I11",
+                f"{request_id} ended with {finish} after {self.num_outputs} of {self.limit} tokens",
+            )
+
+    def _advance(self, tokens: list[int] | tuple[int, ...]) -> None:
+        """The ghost model's KV of these tokens."""
+        block_size = self.block_size
+        for token in tokens:
+            self._value = chain(self._value, token)
+            self._position += 1
+            if block_size and self._position % block_size == 0:
+                self._note_block()
+
+    def _note_block(self) -> None:
+        """A block has become full: which hash it must have."""
+        hashes = self._hashes
+        assert hashes is not None
+        if self._value not in hashes.of:
+            block = self.tokens[self._position - self.block_size : self._position]
+            hashes.add(self._block_end, self._value, block, self.add.salt)
+        self._block_end = self._value
