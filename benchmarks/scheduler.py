@@ -55,7 +55,7 @@ def main() -> int:
 
 def run(command: list[str]) -> list[dict[str, object]]:
     """The rows that one process measured."""
-    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode != 0:
         raise SystemExit(f"{command[0]} failed:\n{done.stderr[-2000:]}")
     rows: list[dict[str, object]] = json.loads(done.stdout)["rows"]

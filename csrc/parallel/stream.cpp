@@ -128,14 +128,15 @@ void Stream::wait(uint64_t ticket) {
       }
     }
   }
+  // Several launches of one step may have failed: the first one says why, and none of them may be
+  // blamed on a later step.
+  std::string message;
   std::lock_guard lock(mutex_);
-  for (size_t i = 0; i < errors_.size(); i++) {
-    if (errors_[i].first <= ticket) {
-      std::string message = std::move(errors_[i].second);
-      errors_.erase(errors_.begin() + static_cast<std::ptrdiff_t>(i));
-      throw std::runtime_error(message);
-    }
+  while (!errors_.empty() && errors_.front().first <= ticket) {
+    if (message.empty()) message = std::move(errors_.front().second);
+    errors_.erase(errors_.begin());
   }
+  if (!message.empty()) throw std::runtime_error(message);
 }
 
 // The oldest launch with a ticket above `after`, or null.

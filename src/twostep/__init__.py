@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     )
     from twostep.contracts.results import CompletionOutput, Logprob, RequestOutput
     from twostep.contracts.sampling import (
+        RepetitionDetectionParams,
         RequestOutputKind,
         SamplingParams,
         StructuredOutputsParams,
@@ -46,6 +47,7 @@ __all__ = [
     "ModelFileError",
     "ModelNotFoundError",
     "OutOfMemoryError",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -63,7 +65,7 @@ def _home(name: str) -> str:
         return "twostep.entrypoints.llm"
     if name in ("CompletionOutput", "Logprob", "RequestOutput"):
         return "twostep.contracts.results"
-    if name in ("RequestOutputKind", "SamplingParams", "StructuredOutputsParams"):
+    if name == "RequestOutputKind" or name.endswith("Params"):
         return "twostep.contracts.sampling"
     return "twostep.contracts.errors"
 

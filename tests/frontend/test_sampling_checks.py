@@ -10,7 +10,11 @@ import pytest
 
 from twostep.config.limits import Limits
 from twostep.contracts.errors import InvalidRequestError
-from twostep.contracts.sampling import SamplingParams, StructuredOutputsParams
+from twostep.contracts.sampling import (
+    RepetitionDetectionParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from twostep.frontend.sampling_checks import check_sampling_params
 
 VOCAB = 1000
@@ -57,6 +61,7 @@ GOOD: list[tuple[str, Any]] = [
     ("logit_bias", {5: 100, 6: -100.0}),
     ("logit_bias", dict.fromkeys(range(300), 1.0)),
     ("priority", -5),
+    ("repetition_detection", RepetitionDetectionParams(max_pattern_size=512, min_count=2)),
 ]
 
 BAD: list[tuple[str, Any]] = [
@@ -129,6 +134,12 @@ BAD: list[tuple[str, Any]] = [
     ("bad_words", [""]),
     ("bad_words", [7]),
     ("bad_words", ["\udc00"]),
+    ("repetition_detection", 3),
+    ("repetition_detection", RepetitionDetectionParams(max_pattern_size=0)),
+    ("repetition_detection", RepetitionDetectionParams(max_pattern_size=513)),
+    ("repetition_detection", RepetitionDetectionParams(max_pattern_size=3, min_count=1)),
+    ("repetition_detection", RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=4)),
+    ("repetition_detection", RepetitionDetectionParams(max_pattern_size=3, min_pattern_size=0)),
     ("bad_words_token_ids", [[]]),
     ("bad_words_token_ids", [[VOCAB]]),
     ("allowed_token_ids", []),

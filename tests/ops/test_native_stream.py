@@ -112,3 +112,23 @@ def test_spans_of_launches(threads: int, joins: bool) -> None:
     stream.set_timing(False)
     stream.wait(stream.launch(plan, make_step(device)))
     assert stream.take_spans(0, stream.last_ticket) == []
+
+
+def test_two_failures_of_one_step_are_told_once() -> None:
+    """The second one must not be blamed on the step that follows."""
+    device = native.make_device()
+    cache = native.KVCache(device, 1, 1, 16, 4, dtype="fp32")
+    qkv, q = native.Rows(3 * 16, 1), native.Rows(16, 1)
+    table = native.RopeTable(np.ones((4, 8), np.float32), np.zeros((4, 8), np.float32))
+    plan = native.Plan()
+    native.add_rope_cache(plan, device, cache, 0, qkv, q, table, num_heads=1, scale=1.0)
+    bad = native.make_step(
+        device, 1, ints(0, 1), ints(1), ints(0), ints(), ints(), ints(99)[None], 16
+    )
+    stream = native.Stream(1)
+    stream.launch(plan, bad)
+    second = stream.launch(plan, bad)
+    good = stream.launch(plan, make_step(device))
+    with pytest.raises(RuntimeError, match="block id outside the cache"):
+        stream.wait(second)
+    stream.wait(good)

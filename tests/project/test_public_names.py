@@ -23,6 +23,7 @@ PUBLIC = [
     "ModelFileError",
     "ModelNotFoundError",
     "OutOfMemoryError",
+    "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",

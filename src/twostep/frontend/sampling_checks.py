@@ -8,7 +8,12 @@ from typing import Any
 
 from twostep.config.limits import Limits
 from twostep.contracts.errors import InvalidRequestError
-from twostep.contracts.sampling import RequestOutputKind, SamplingParams, StructuredOutputsParams
+from twostep.contracts.sampling import (
+    RepetitionDetectionParams,
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 
 _MAX_INT64 = 2**63 - 1
 _MIN_TEMPERATURE = 0.01
@@ -48,6 +53,7 @@ def check_sampling_params(
     params.stop = _check_stop(params.stop, limits)
     _check_token_lists(params, limits, vocab_size)
     _check_structured(params.structured_outputs)
+    _check_repetition(params.repetition_detection, limits)
     if params.stop and not params.detokenize:
         raise InvalidRequestError("stop strings need detokenize=True", "stop")
     _normalize(params, vocab_size)
@@ -166,6 +172,24 @@ def _check_structured(structured: Any) -> None:
         raise InvalidRequestError(
             f"structured_outputs must set exactly one of {', '.join(fields)}", "structured_outputs"
         )
+
+
+def _check_repetition(detection: Any, limits: Limits) -> None:
+    """Every token is compared with what came before it, so the pattern's length is bounded."""
+    if detection is None:
+        return
+    name = "repetition_detection"
+    if not isinstance(detection, RepetitionDetectionParams):
+        raise _bad(name, detection, "a RepetitionDetectionParams")
+    longest = limits.max_repetition_pattern_size
+    sizes = (detection.min_pattern_size, detection.max_pattern_size, detection.min_count)
+    if not (
+        all(isinstance(size, int) and not isinstance(size, bool) for size in sizes)
+        and 1 <= detection.min_pattern_size <= detection.max_pattern_size <= longest
+        and detection.min_count >= 2
+    ):
+        wanted = f"patterns of 1 to {longest} tokens, the shortest first, and a min_count from 2"
+        raise _bad(name, detection, wanted)
 
 
 def _normalize(params: SamplingParams, vocab_size: int) -> None:
