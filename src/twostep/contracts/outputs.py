@@ -32,6 +32,8 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True):
     device_spans: list[tuple[str, float, float]] | None = None
     """When the device worked on this step, in order: ("forward", "logits" or "sample", start, end)
     in seconds of the core's clock. None unless ``Executor.time_device`` was called."""
+    graph_mode: str | None = None
+    """How the forward pass ran: FULL, PIECEWISE or NONE. Told with ``device_spans``."""
     draft_token_ids: dict[str, list[int]] = msgspec.field(default_factory=dict)
     """What a drafter proposes to follow each request's tokens. Synchronous scheduling only: with
     steps in flight, drafts stay on the device."""

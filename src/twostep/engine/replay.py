@@ -146,6 +146,8 @@ class Replay:
             self._core.step_fn()
         except (_RecordedInterrupt, EngineDeadError):
             pass
+        except OSError:
+            raise  # the watcher's: nobody reads what it prints
         except Exception as error:
             raise TwostepError(
                 f"the core fails after step {self.step_id} with {type(error).__name__}: {error} "

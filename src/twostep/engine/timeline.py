@@ -43,6 +43,8 @@ class StepSpan(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Seconds, the core's clock."""
     end: float
     plan: PlanCounts
+    graph: str | None = None
+    """In the lane ``device``: the graph mode of the step's forward pass, if it is known."""
     failure: str | None = None
     """In the lane ``wait``: why the step failed."""
     stats: SchedulerStats | None = None
@@ -125,8 +127,11 @@ class Timeline:
     def result_arrived(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """Stop 10 ends."""
         counts = self._counts[plan.step_id]
+        graph = output.graph_mode
         for name, start, end in output.device_spans or ():
-            self._sink(StepSpan(lane="device", name=name, start=start, end=end, plan=counts))
+            self._sink(
+                StepSpan(lane="device", name=name, start=start, end=end, plan=counts, graph=graph)
+            )
         self._end("wait", counts)
 
     def step_failed(self, plans: Sequence[SchedulerOutput], reason: str, is_fault: bool) -> None:

@@ -19,6 +19,7 @@ class AsyncOutput:
         with_logprobs: bool,
         slice_rows: int,
         timed_launches: dict[int, str] | None = None,
+        graph_mode: str | None = None,
     ) -> None:
         """``owners`` and ``kinds``: the request and the kind (SAMPLE, SCORE) of each logits row.
 
@@ -31,6 +32,7 @@ class AsyncOutput:
         self._with_logprobs = with_logprobs
         self._slice_rows = slice_rows
         self._timed_launches = timed_launches
+        self._graph_mode = graph_mode
 
     def done(self) -> bool:
         """Whether ``result`` would return at once."""
@@ -50,6 +52,7 @@ class AsyncOutput:
             self._collect_logprobs(output)
         if self._timed_launches is not None:
             output.device_spans = self._sampled.spans(self._timed_launches)
+            output.graph_mode = self._graph_mode
         return output
 
     def _collect_logprobs(self, output: ModelRunnerOutput) -> None:

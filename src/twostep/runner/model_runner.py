@@ -29,6 +29,7 @@ class ExecuteModelState:
     ran the forward pass."""
     tickets: list[int]
     """Of the forward pass."""
+    graph_mode: GraphMode
 
 
 class ModelRunner:
@@ -90,7 +91,7 @@ class ModelRunner:
             self._model.stream.launch(part, steps[0][0]) for part in self._plans_of(graph.mode)
         ]
         self._execute_model_state = ExecuteModelState(
-            batch, list(plan.num_scheduled_tokens), logits, steps, tickets
+            batch, list(plan.num_scheduled_tokens), logits, steps, tickets, graph.mode
         )
         return None
 
@@ -120,6 +121,7 @@ class ModelRunner:
             with_logprobs=any(self.states[request_id].wants_logprobs for request_id in req_ids),
             slice_rows=self._model.limits.max_logits_rows,
             timed_launches=launches if self._times_device else None,
+            graph_mode=state.graph_mode.value,
         )
 
     def _set_bitmasks(

@@ -206,6 +206,7 @@ class SimExecutor:
         )
         if self._times_device:
             output.device_spans = _spans(cost, start)
+            output.graph_mode = launched.graph.mode.value
         return SimFuture(output, self.busy_until, self.clock)
 
     def time_device(self) -> None:

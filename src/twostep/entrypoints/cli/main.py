@@ -19,6 +19,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("bench", "measure a part of the engine on this machine"),
     ("simulate", "predict speed on devices that are not here; check the engine's rules"),
     ("tour", "one engine step, executed and looked at, stop by stop"),
+    ("replay", "run a recording again and compare its plans"),
     ("doctor", "what this machine can do: CPU features, threads, memory bandwidth, kernels"),
     ("collect-env", "versions and settings, for bug reports"),
 )

@@ -74,6 +74,8 @@ class TraceFile:
         if span.failure is not None:
             name = "failed"
             args += f',"failure":{json.dumps(span.failure)}'
+        if span.graph is not None:
+            args += f',"graph":"{span.graph}"'
         if span.stats is not None:
             args += self._stats_args(span.stats)
         add = self._events.append
@@ -167,5 +169,6 @@ def _span(event: dict[str, Any], lane: Lane) -> StepSpan:
         start=event["ts"] / 1e6,
         end=(event["ts"] + event["dur"]) / 1e6,
         plan=PlanCounts(**{name: args[name] for name in PlanCounts.__struct_fields__}),
+        graph=args.get("graph"),
         failure=args.get("failure"),
     )
