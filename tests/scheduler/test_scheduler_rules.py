@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 from planning_helpers import add, by_id, check, ids, make_scheduler, result, run_step, sample_all
 
@@ -20,6 +22,10 @@ from twostep.scheduler.request import RequestStatus
         ({"max_model_len": -5}, "max_model_len is -5"),
         ({"num_blocks": 1}, "1 blocks of 16 tokens cannot hold"),
         ({"block_size": 0}, "cannot hold anything"),
+        ({"long_prefill_token_threshold": -1}, "long_prefill_token_threshold is -1"),
+        ({"watermark": 1.0}, "watermark is 1"),
+        ({"watermark": -0.1}, "watermark is -0.1"),
+        ({"watermark": math.nan}, "watermark is nan"),
         ({"budget": 50, "max_model_len": 60, "enable_chunked_prefill": False}, "from 50 to"),
     ],
 )

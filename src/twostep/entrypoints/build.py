@@ -64,6 +64,8 @@ class EngineOptions:
     enable_chunked_prefill: bool = True
     async_scheduling: bool = True
     scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
     enforce_eager: bool = False
     threads: int | None = None
     trace: str | Path | None = None
@@ -283,6 +285,7 @@ def _size(
         policy=options.scheduling_policy,
         async_scheduling=options.async_scheduling,
         enable_chunked_prefill=options.enable_chunked_prefill,
+        long_prefill_token_threshold=options.long_prefill_token_threshold,
     )
     return scheduler_config, sizing
 
@@ -327,6 +330,7 @@ def _start_core(
         num_blocks=sizing.num_blocks,
         block_size=sizing.block_size,
         enable_prefix_caching=options.enable_prefix_caching,
+        watermark=options.watermark,
         sliding_window=common_window(config),
     )
     clock = MonotonicClock()

@@ -54,6 +54,8 @@ class LLM:
         enable_chunked_prefill: bool = True,
         async_scheduling: bool = True,
         scheduling_policy: SchedulingPolicy = "fcfs",
+        long_prefill_token_threshold: int = 0,
+        watermark: float = 0.0,
         enforce_eager: bool = False,
         seed: int = 0,
         threads: int | None = None,
@@ -78,6 +80,10 @@ class LLM:
             enable_chunked_prefill: Let a long prompt share steps with others.
             async_scheduling: Plan step k while step k-1 runs.
             scheduling_policy: ``fcfs`` or ``priority``.
+            long_prefill_token_threshold: Most tokens of one prompt in a step while others wait or
+                run, so that their tokens do not wait for all of it; 0 is no cap.
+            watermark: Share of the KV cache, 0 to 1, that stays free when a request is admitted
+                beside others: fewer preemptions.
             enforce_eager: Launch the forward pass op by op instead of as one plan; for debugging.
             seed: Seeds the seeds of requests that bring none.
             threads: Compute threads; by default the usable cores.
@@ -101,6 +107,8 @@ class LLM:
             enable_chunked_prefill=enable_chunked_prefill,
             async_scheduling=async_scheduling,
             scheduling_policy=scheduling_policy,
+            long_prefill_token_threshold=long_prefill_token_threshold,
+            watermark=watermark,
             enforce_eager=enforce_eager,
             threads=threads,
             trace=trace,

@@ -16,6 +16,16 @@ def check_config(config: SchedulerConfig, cache: CacheConfig) -> None:
             f"a KV cache of {cache.num_blocks} blocks of {cache.block_size} tokens cannot hold "
             f"anything: give it at least 2 blocks of 1 token"
         )
+    if config.long_prefill_token_threshold < 0:
+        raise UsageError(
+            f"long_prefill_token_threshold is {config.long_prefill_token_threshold}: set it to the "
+            f"most tokens of one prompt in a step, or to 0 for no cap"
+        )
+    if not 0 <= cache.watermark < 1:
+        raise UsageError(
+            f"watermark is {cache.watermark:g}: set it to the share of the KV cache, from 0 to "
+            f"below 1, that stays free when a request starts"
+        )
     if not config.enable_chunked_prefill and config.max_num_batched_tokens < config.max_model_len:
         raise UsageError(
             f"without chunked prefill a whole prompt must fit into one step: raise "

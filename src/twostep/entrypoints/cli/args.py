@@ -128,6 +128,20 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         choices=["fcfs", "priority"],
         help="who runs first: first come, or the smallest priority",
     )
+    add(
+        "--long-prefill-token-threshold",
+        type=size,
+        default=0,
+        metavar="N",
+        help="most tokens of one prompt in a step beside others (0: no cap)",
+    )
+    add(
+        "--watermark",
+        type=float,
+        default=0.0,
+        metavar="SHARE",
+        help="KV cache kept free when a request starts beside others, 0 to 1",
+    )
     add("--enforce-eager", action="store_true", help="launch op by op, for debugging")
     add("-t", "--threads", type=positive_size, metavar="N", help="default: by cores and quota")
     for name, meaning in (
@@ -166,6 +180,8 @@ def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, 
         "max_num_seqs",
         "max_num_batched_tokens",
         "scheduling_policy",
+        "long_prefill_token_threshold",
+        "watermark",
         "enforce_eager",
         "threads",
         "trace",
