@@ -127,13 +127,20 @@ def test_gaps_inside_a_step_count_for_it() -> None:
 
 def test_histogram() -> None:
     spans = [span("wait", 0, 100, 0)]
-    for start, end in ((0, 1), (1 + 5e-6, 2), (2 + 5e-5, 3), (3 + 6e-5, 4), (4.5, 5)):
+    for start, end in ((0, 1), (1 + 5e-6, 2), (2 + 15e-6, 3), (3 + 95e-6, 4), (4.5, 5)):
         spans.append(span("device", start, end, len(spans)))
     found = gap_histogram(idle_gaps(spans))
     assert list(found) == ["< 10 us", "< 100 us", "< 1 ms", "< 10 ms", ">= 10 ms"]
+    # 5 us, 15 us, 95 us, 500 ms
     assert [count for count, _ in found.values()] == [1, 2, 0, 0, 1]
     assert found[">= 10 ms"][1] == pytest.approx(0.5)
     assert sum(seconds for _, seconds in found.values()) == pytest.approx(0.5 + 5e-6 + 11e-5)
+
+
+def test_launches_that_overlap_are_not_counted_twice() -> None:
+    spans = [span("wait", 0, 20), span("device", 0, 10), span("device", 5, 12)]
+    spans.append(span("device", 15, 20, 1))
+    assert device_idle_share(spans) == pytest.approx(3 / 20)
 
 
 def test_no_device_times() -> None:

@@ -33,7 +33,13 @@ class Recorded:
         self.toy: Toy = make_toy(**options)  # type: ignore[arg-type]
         self.watch = Watch(None, path)
         toy = self.toy
-        observer = self.watch.begin(toy.executor, toy.clock, toy.scheduler_config, toy.cache_config)
+        observer = self.watch.begin(
+            toy.executor,
+            toy.clock,
+            toy.scheduler_config,
+            toy.cache_config,
+            num_spec_tokens=toy.num_spec_tokens,
+        )
         self.core = toy.core(observer)
 
     def close(self) -> bytes:
@@ -66,11 +72,13 @@ def recorded_load(path: Path, seed: int, *, is_async: bool = True, faults: bool 
 
 
 @pytest.mark.parametrize("faults", [False, True], ids=["calm", "failing"])
-@pytest.mark.parametrize("is_async", [False, True], ids=["sync", "async"])
-def test_a_random_load_replays(is_async: bool, faults: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("is_async", "drafts"), [(False, 0), (True, 0), (True, 2)], ids=["sync", "async", "drafts"]
+)
+def test_a_random_load_replays(is_async: bool, drafts: int, faults: bool, tmp_path: Path) -> None:
     seen: Counter[str] = Counter()
     for seed in range(12):
-        run = Recorded(tmp_path / "run.rec", is_async=is_async)
+        run = Recorded(tmp_path / "run.rec", is_async=is_async, num_spec_tokens=drafts)
         run_load(run.toy, run.core, seed, faults=faults)
         data = run.close()
         replayed, difference = replay(data)
@@ -80,7 +88,9 @@ def test_a_random_load_replays(is_async: bool, faults: bool, tmp_path: Path) -> 
         for event in events_of(data):
             seen[type(event).__name__] += 1
             if isinstance(event, rec.Planned):
-                seen["preemptions"] += len(rec.decode_plan(event.plan).preempted_req_ids)
+                plan = rec.decode_plan(event.plan)
+                seen["preemptions"] += len(plan.preempted_req_ids)
+                seen["drafts"] += len(plan.scheduled_spec_decode_tokens)
                 seen["plans"] += 1
         assert replayed.step_id + 1 == sum(
             isinstance(event, rec.Planned) for event in events_of(data)
@@ -89,6 +99,8 @@ def test_a_random_load_replays(is_async: bool, faults: bool, tmp_path: Path) -> 
     assert seen["preemptions"] > 10
     assert seen["aborts"] > 10
     assert seen["resets"] > 3
+    assert seen["pauses"] > 10
+    assert (seen["drafts"] > 50) == (drafts > 0)
     if faults:
         assert seen["failures"] > 3
         assert seen["Failed"] > 3
@@ -187,7 +199,12 @@ def test_another_result_leads_to_other_plans(tmp_path: Path) -> None:
 def test_a_missing_call_is_caught(tmp_path: Path) -> None:
     data = recorded_load(tmp_path / "run.rec", 2, faults=False)
     events = events_of(data)
-    index = [i for i, e in enumerate(events) if isinstance(e, rec.Called)][2]
+    added = [
+        index
+        for index, event in enumerate(events)
+        if isinstance(event, rec.Called) and event.method == "add_request"
+    ]
+    index = added[2]
     _, difference = replay(with_events(data, events[:index] + events[index + 1 :]))
     assert difference is not None
 
@@ -303,7 +320,15 @@ def test_a_core_that_died_dies_again(tmp_path: Path) -> None:
     with pytest.raises(EngineDeadError):
         run.core.step_fn()
     run.core.shutdown()
-    assert replay(run.close())[1] is None
+    data = run.close()
+    assert replay(data)[1] is None
+    # Had the recorded core gone on, the replay that dies would be the one that differs.
+    events = events_of(data)
+    index = next(i for i, e in enumerate(events) if isinstance(e, rec.Failed))
+    events[index + 1 : index + 1] = [rec.Updated(999.0, events[index].step_id)]
+    _, difference = replay(with_events(data, events))
+    assert difference is not None
+    assert (difference.recorded, difference.replayed) == ("updated", "nothing more")
 
 
 def test_a_bug_of_the_core_shows_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -43,6 +43,9 @@ def test_every_step_has_every_lane(is_async: bool) -> None:
         order += [mine["wait"], mine["update"], mine["output"]]
         assert [s.start for s in order] == sorted(s.start for s in order)
         assert mine["launch"].start < device[0].start
+        # The wait begins when the core begins to wait, not when it has queued the next step.
+        queued = [s.end for s in spans if s.lane == "sampling" and s.end <= mine["wait"].start]
+        assert max(queued) < mine["wait"].start
         assert device[-1].end <= mine["wait"].end
     first = spans[0].plan
     assert (first.tokens, first.new, first.cached, first.blocks) == (16, 1, 0, 4)

@@ -80,6 +80,8 @@ class ToyExecutor:
         for new in plan.scheduled_new_reqs:
             self._known[new.request_id] = len(new.prefill_token_ids)
             self._computed[new.request_id] = new.num_computed_tokens
+        cached = plan.scheduled_cached_reqs
+        self._computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
         if plan.total_num_scheduled_tokens == 0:
             return ToyFuture(self._clock, ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
         self._plan = plan
@@ -92,9 +94,13 @@ class ToyExecutor:
             raise error
         sampled = []
         for request_id, count in plan.num_scheduled_tokens.items():
-            end = self._computed[request_id] = self._computed[request_id] + count
-            token = zlib.crc32(f"{request_id} {end}".encode()) % 50
-            sampled.append([token] if end >= self._known[request_id] else [])
+            drafts = len(plan.scheduled_spec_decode_tokens.get(request_id, ()))
+            end = self._computed[request_id] + count - drafts
+            is_done = end >= self._known[request_id]
+            # Some drafts are right: their tokens come with the one after them.
+            right = _hash(request_id, end) % (drafts + 1)
+            tokens = [_hash(request_id, end + i) % 50 for i in range(right + 1)]
+            sampled.append(tokens if is_done else [])
         output = ModelRunnerOutput(
             req_ids=list(plan.num_scheduled_tokens), sampled_token_ids=sampled
         )
@@ -126,6 +132,7 @@ class Toy:
     cache_config: CacheConfig
     clock: ToyClock
     executor: ToyExecutor
+    num_spec_tokens: int = 0
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     """What happened in ``run_load``."""
 
@@ -135,11 +142,14 @@ class Toy:
             cache_config=self.cache_config,
             executor=self.executor,
             clock=self.clock,
+            num_spec_tokens=self.num_spec_tokens,
             observer=observer,
         )
 
 
-def make_toy(*, is_async: bool = True, num_blocks: int = 13, **scheduler: object) -> Toy:
+def make_toy(
+    *, is_async: bool = True, num_blocks: int = 13, num_spec_tokens: int = 0, **scheduler: object
+) -> Toy:
     """Small: 4 tokens a block, 16 a step, 4 requests at once."""
     clock = ToyClock()
     options: dict[str, object] = {
@@ -155,6 +165,7 @@ def make_toy(*, is_async: bool = True, num_blocks: int = 13, **scheduler: object
         CacheConfig(num_blocks=num_blocks, block_size=4),
         clock,
         ToyExecutor(clock, max_concurrent_batches=2 if is_async else 1),
+        num_spec_tokens,
     )
 
 
@@ -170,7 +181,7 @@ def make_request(request_id: str, prompt: list[int], max_tokens: int = 8) -> Eng
 
 
 def run_load(toy: Toy, core: EngineCore, seed: int, *, faults: bool, steps: int = 60) -> None:
-    """Arrivals, aborts (some while a step is waited for), resets, failures; then it drains."""
+    """Arrivals, aborts (some while a step is waited for), resets, pauses, failures; it drains."""
     rng = random.Random(seed)
     is_on = faults
 
@@ -198,14 +209,24 @@ def run_load(toy: Toy, core: EngineCore, seed: int, *, faults: bool, steps: int 
         elif roll < 0.53:
             toy.counts["resets"] += 1
             core.reset_prefix_cache(reset_running_requests=rng.random() < 0.6)
+        elif roll < 0.57:
+            toy.counts["pauses"] += 1
+            core.pause(rng.choice(["keep", "wait", "abort"]))
+        elif roll < 0.65:
+            core.resume()
         step(core)
     is_on = False
+    core.resume()
     for _ in range(2000):
         if not core.has_work():
             break
         step(core)
     assert not core.has_work()
     core.shutdown()
+
+
+def _hash(request_id: str, position: int) -> int:
+    return zlib.crc32(f"{request_id} {position}".encode())
 
 
 def step(core: EngineCore) -> bool:
