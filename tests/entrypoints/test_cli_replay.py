@@ -133,8 +133,14 @@ def test_a_killed_program(recording: Path, capsys: Capture) -> None:
     assert main(["replay", str(recording)]) == 0
     captured = capsys.readouterr()
     [line] = captured.err.splitlines()
-    assert line.startswith(f"{recording} was not closed (the program was killed): replayed up to")
+    assert line.startswith(f"{recording} ends after step ")
+    assert line.endswith(": the program was killed")
     assert "all as recorded" in captured.out
+    with recording.open("rb") as file:
+        header = rec.encode_header(rec.Recording(file, "").header)
+    recording.write_bytes(header)
+    assert main(["replay", str(recording)]) == 0
+    assert "ends before its first step: the program was killed" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("damage", ["flip", "foreign", "empty", "missing", "folder"])

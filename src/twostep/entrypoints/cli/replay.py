@@ -26,8 +26,9 @@ from twostep.entrypoints.tracing.trace_file import TraceFile
 from twostep.entrypoints.tracing.watch import SPANS_FOR_FIGURES, overlap_figures
 
 DESCRIPTION = """\
-Run a recording (made with --record) again on the engine core of this version: the recorded
-requests and results in, the same plans out. Needs no model. The exit code is 1 if a plan differs.
+Run a recording (made with --record) again on the engine core of this version:
+the recorded requests and results in, the same plans out. Needs no model. The
+exit code is 1 if a plan differs.
 
   twostep complete smollm2-135m "Once upon a" --record run.rec
   twostep replay run.rec
@@ -64,11 +65,8 @@ def run(argv: list[str]) -> int:
             difference = replay.run(args.until)
     was_killed = not recording.is_complete and args.until is None and difference is None
     if was_killed:
-        print(
-            f"{path} was not closed (the program was killed): replayed up to its end, step "
-            f"{replay.step_id}",
-            file=sys.stderr,
-        )
+        end = "before its first step" if replay.step_id < 0 else f"after step {replay.step_id}"
+        print(f"{path} ends {end}: the program was killed", file=sys.stderr)
     if args.json:
         console.print_json(
             {

@@ -62,16 +62,15 @@ def run(argv: list[str]) -> int:
     options = {name: getattr(args, name) for name in names}
     config, sizing = plan_sizes(facts, device, **options)
     check_lengths(traffic, config.max_model_len)
-    watch = Watch(args.trace, args.record)
-    core, executor, clock = build_sim_core(
-        facts,
-        device,
-        enable_prefix_caching=args.enable_prefix_caching,
-        observe=watch.begin,
-        executor_options={"history": 0, "enforce_eager": args.enforce_eager},
-        **options,
-    )
-    with contextlib.closing(watch):
+    with contextlib.closing(Watch(args.trace, args.record)) as watch:
+        core, executor, clock = build_sim_core(
+            facts,
+            device,
+            enable_prefix_caching=args.enable_prefix_caching,
+            observe=watch.begin,
+            executor_options={"history": 0, "enforce_eager": args.enforce_eager},
+            **options,
+        )
         figures = simulate(core, executor, clock, traffic)
     tell_watch(watch)
     document = report(args, facts, device, config, sizing, traffic, figures)
