@@ -10,8 +10,9 @@ import msgspec
 from twostep.contracts.errors import UsageError
 from twostep.sim.ghost_model import pick
 
-FaultKind = Literal["", "execute", "sample", "result", "nan", "lost"]
-"""How a step shows a failure: launch, sampling or result raise; bad numbers; a missing row."""
+FaultKind = Literal["", "execute", "sample", "result", "nan", "lost", "unmasked"]
+"""How a step shows a failure: launch, sampling or result raise; bad numbers; a missing row; a
+token that the grammar does not allow."""
 
 
 class CaseConfig(
@@ -34,6 +35,8 @@ class CaseConfig(
     long_prefill_threshold: int = 0
     chunked_prefill: bool = True
     full_sequence_must_fit: bool = True
+    watermark: float = 0.0
+    kv_events: bool = False
     max_live: int = 1000
     """Requests that come while this many live are turned away by the simulated front end."""
 
@@ -63,6 +66,12 @@ class Add(
     client: int = 0
     group: int = 0
     """Requests of one group (not 0) are the branches of an n > 1."""
+    grammar: int | None = None
+    """Modulus of a ghost grammar: 2 or more; one below 2 does not compile."""
+    grammar_seconds: float = 0.0
+    """Virtual time that compiling takes."""
+    repetition: int = 0
+    """Ends after so many equal patterns of one or two tokens in a row; 0 = never."""
     logprobs: bool = False
     prompt_logprobs: bool = False
     fault: FaultKind = ""
@@ -112,6 +121,19 @@ class Glitch(msgspec.Struct, frozen=True, kw_only=True, tag="glitch"):
     kind: FaultKind
 
 
+class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):
+    """The engine is paused; resumed by ``Resume``, or when the faults stop."""
+
+    step: int
+    mode: Literal["abort", "wait", "keep"]
+
+
+class Resume(msgspec.Struct, frozen=True, kw_only=True, tag="resume"):
+    """The engine goes on; it need not be paused."""
+
+    step: int
+
+
 class ClockJump(msgspec.Struct, frozen=True, kw_only=True, tag="clock"):
     """Time passes while the engine does nothing."""
 
@@ -119,7 +141,7 @@ class ClockJump(msgspec.Struct, frozen=True, kw_only=True, tag="clock"):
     seconds: float
 
 
-Event = Add | Abort | ResetCache | Glitch | ClockJump
+Event = Add | Abort | ResetCache | Glitch | Pause | Resume | ClockJump
 
 
 class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):

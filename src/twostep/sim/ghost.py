@@ -10,19 +10,14 @@ somebody waits for them. Whatever a plan may not ask for raises a Violation on t
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 
 import msgspec
 
 from twostep.contracts.outputs import ModelRunnerOutput, TokenLogprobs
-from twostep.contracts.plan import (
-    CachedRequestData,
-    GrammarOutput,
-    NewRequestData,
-    SchedulerOutput,
-)
-from twostep.sim.ghost_model import VOCAB, chain, drafter_is_right, first_value, pick
+from twostep.contracts.plan import CachedRequestData, GrammarOutput, SchedulerOutput
+from twostep.sim.ghost_memory import GhostMemory, Row
+from twostep.sim.ghost_model import VOCAB, chain, drafter_is_right, pick, pick_allowed
 from twostep.sim.violation import Violation
 
 _ENCODER = msgspec.msgpack.Encoder()
@@ -31,53 +26,6 @@ _OUTPUT_DECODER = msgspec.msgpack.Decoder(ModelRunnerOutput)
 _GRAMMAR_DECODER = msgspec.msgpack.Decoder(GrammarOutput)
 
 StepFault = Callable[[SchedulerOutput], BaseException | None]
-
-
-class Row:
-    """What the device keeps of a request."""
-
-    __slots__ = (
-        "block_ends",
-        "cached",
-        "computed",
-        "first_block",
-        "last_step",
-        "logprobs",
-        "prompt_len",
-        "prompt_logprobs",
-        "request_id",
-        "table",
-        "tokens",
-        "uid",
-        "value",
-    )
-
-    def __init__(self, new: NewRequestData, uid: int) -> None:
-        params = new.sampling_params
-        self.request_id = new.request_id
-        self.uid = uid
-        self.tokens = new.prefill_token_ids
-        """All tokens that the device knows, sampled ones included."""
-        self.prompt_len = new.prompt_len
-        self.table = new.block_ids
-        self.logprobs = params.logprobs
-        self.prompt_logprobs = params.prompt_logprobs
-        self.cached = new.num_cached_tokens
-        """Positions before it are somebody else's to write."""
-        self.computed = 0
-        """Positions that hold right KV."""
-        self.value = first_value(params.seed or 0)
-        """KV that position ``computed - 1`` must hold. The seed stands for the tenant."""
-        self.block_ends: list[int] = []
-        """KV that the last position of each full block must hold."""
-        self.first_block = 0
-        """Blocks before it fell out of the sliding window."""
-        self.last_step = -1
-
-    @property
-    def last_sampled(self) -> int:
-        """The newest token."""
-        return self.tokens[-1]
 
 
 class GhostFuture:
@@ -103,7 +51,7 @@ class GhostFuture:
         return True
 
 
-class GhostExecutor:
+class GhostExecutor(GhostMemory):
     """An executor whose device is a dictionary."""
 
     def __init__(
@@ -112,44 +60,33 @@ class GhostExecutor:
         *,
         max_concurrent_batches: int = 2,
         window: int | None = None,
+        num_drafts: int = 0,
         verify_kv: bool = True,
     ) -> None:
-        """``verify_kv``: read every position back; a long test may do without."""
-        self.block_size = block_size
+        """``num_drafts``: proposed with each result, where only one step is in flight."""
+        super().__init__(block_size, window=window, verify_kv=verify_kv)
         self.max_concurrent_batches = max_concurrent_batches
-        self.window = window
-        self.verify_kv = verify_kv
-        self.rows: dict[str, Row] = {}
-        self.slots: dict[int, int] = {}
-        """KV by slot."""
-        self.block_values: dict[int, int] = {}
-        """KV that was written last, by block: that of its last position, once it is full."""
-        self.holders: dict[int, int] = defaultdict(int)
-        """Live rows by block."""
-        self.in_flight: set[int] = set()
-        """Steps whose result nobody has taken."""
+        self.num_drafts = num_drafts if max_concurrent_batches == 1 else 0
         self.fail_execute: StepFault | None = None
         self.fail_sample: StepFault | None = None
         self.fail_result: StepFault | None = None
         self.bad_rows: Callable[[SchedulerOutput], dict[str, str]] | None = None
         self.lost_rows: Callable[[SchedulerOutput], set[str]] | None = None
-        self.events: Counter[str] = Counter()
-        self.evicted: set[int] = set()
-        """Ends of full blocks that were overwritten."""
+        self.unmasked_rows: Callable[[SchedulerOutput], set[str]] | None = None
+        """Requests for which the device samples what their grammar does not allow."""
         self.num_resets = 0
         self.is_shut_down = False
-        self._writers: dict[int, int] = {}
-        self._last_use: dict[int, int] = {}
         self._refused: dict[int, dict[str, int]] = {}
-        self._pending: GhostFuture | None = None
         self._plan: SchedulerOutput | None = None
-        self._next_uid = 0
+        self._output: ModelRunnerOutput | None = None
+        self._masked: list[tuple[Row, Sequence[int], list[int]]] = []
+        """Rows of the pending pass that wait for their masks: row, drafts, where tokens go."""
 
     # ---------------------------------------------------------------- the executor's interface
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> GhostFuture | None:
         """Run a forward pass; its sampling must follow unless the plan has no tokens."""
-        if self._pending is not None:
+        if self._output is not None:
             raise Violation("contract", "execute_model before the last pass was sampled")
         data = _ENCODER.encode(scheduler_output)
         plan = _PLAN_DECODER.decode(data)
@@ -159,24 +96,28 @@ class GhostExecutor:
             raise error
         self.in_flight.add(plan.step_id)
         self._drop_rows(plan)
-        future = GhostFuture(self, plan.step_id, self._forward(plan))
-        if self.fail_result is not None:
-            future.error = self.fail_result(plan)
+        output = self._forward(plan)
         if plan.total_num_scheduled_tokens == 0:
-            return future
-        self._pending = future
+            return GhostFuture(self, plan.step_id, output)
+        self._output = output
         return None
 
     def sample_tokens(self, grammar_output: GrammarOutput | None) -> GhostFuture:
-        """Let the pass that just ran be waited for."""
-        if grammar_output is not None:
-            _GRAMMAR_DECODER.decode(_ENCODER.encode(grammar_output))
-        future, plan = self._pending, self._plan
-        if future is None or plan is None:
+        """Sample for the rows that a grammar holds, and let the pass be waited for."""
+        output, plan = self._output, self._plan
+        if output is None or plan is None:
             raise Violation("contract", "sample_tokens without a forward pass")
         if self.fail_sample is not None and (error := self.fail_sample(plan)) is not None:
             raise error
-        self._pending = None
+        if self._masked or grammar_output is not None:
+            self._sample_masked(plan, grammar_output)
+        if self.num_drafts:
+            output.draft_token_ids = self._propose_drafts(output)
+        self._spoil(plan, output)
+        future = GhostFuture(self, plan.step_id, output)
+        if self.fail_result is not None:
+            future.error = self.fail_result(plan)
+        self._output = None
         return future
 
     def time_device(self) -> None:
@@ -184,9 +125,10 @@ class GhostExecutor:
 
     def reset_after_failure(self) -> None:
         """Forget the forward pass that has no sampling."""
-        if self._pending is not None:
-            self.delivered(self._pending.step_id)
-        self._pending = None
+        if self._output is not None and self._plan is not None:
+            self.delivered(self._plan.step_id)
+        self._output = None
+        self._masked.clear()
         self.num_resets += 1
 
     def shutdown(self) -> None:
@@ -203,50 +145,17 @@ class GhostExecutor:
         self.in_flight.discard(step_id)
         self._refused.pop(step_id, None)
 
-    # ---------------------------------------------------------------- rows and tables
+    # ---------------------------------------------------------------- what a plan says
 
     def _drop_rows(self, plan: SchedulerOutput) -> None:
         """Finished and preempted ids come first."""
         for request_id in plan.finished_req_ids:
-            self._remove(request_id)
+            self.remove_row(request_id)
         for request_id in plan.preempted_req_ids:
             row = self.rows.get(request_id)
             if row is not None and any(self.holders[block] > 1 for block in row.table):
                 self.events["preempted with shared blocks"] += 1
-            self._remove(request_id)
-
-    def _add(self, new: NewRequestData) -> Row:
-        request_id = new.request_id
-        if request_id in self.rows:
-            raise Violation("contract", f"{request_id} has a row already")
-        self._next_uid += 1
-        row = self.rows[request_id] = Row(new, self._next_uid)
-        block_size = self.block_size
-        num_hit = new.num_cached_tokens // block_size
-        if (
-            num_hit * block_size != new.num_cached_tokens
-            or num_hit > len(row.table)
-            or new.num_computed_tokens != min(new.num_cached_tokens, len(row.tokens) - 1)
-        ):
-            raise Violation(
-                "contract",
-                f"{request_id} has {len(row.tokens)} tokens, {new.num_cached_tokens} cached and "
-                f"{new.num_computed_tokens} computed ones",
-            )
-        value = row.value
-        for position in range(new.num_computed_tokens):
-            value = chain(value, row.tokens[position])
-            if position % block_size == block_size - 1:
-                row.block_ends.append(value)
-        row.value = value
-        row.computed = new.num_computed_tokens
-        self._count_hits(row, num_hit)
-        holders = self.holders
-        for block in row.table[:num_hit]:
-            if block != 0:
-                holders[block] += 1
-        self._hand_out(row, row.table[num_hit:])
-        return row
+            self.remove_row(request_id)
 
     def _extend(self, cached: CachedRequestData, index: int) -> Row:
         """What the plan says of a request that has a row."""
@@ -266,69 +175,12 @@ class GhostExecutor:
                 f"tokens, the device {row.computed} and {len(row.tokens) - row.prompt_len}",
             )
         if self.window is not None:
-            self._leave_window(row, self.window)
+            self.leave_window(row, self.window)
         new_ids = cached.new_block_ids[index]
         if new_ids:
-            self._hand_out(row, new_ids)
+            self.hand_out(row, new_ids)
             row.table += new_ids
         return row
-
-    def _count_hits(self, row: Row, num_hit: int) -> None:
-        if num_hit and num_hit == len(row.tokens) // self.block_size:
-            self.events["hit on the last full block"] += 1
-        self.events["everything cached"] += row.cached == len(row.tokens)
-        if self.evicted and len(row.tokens) > (num_hit + 1) * self.block_size:
-            value = row.value
-            for token in row.tokens[row.computed : row.computed + self.block_size]:
-                value = chain(value, token)
-            if value in self.evicted:
-                self.events["evicted block asked for again"] += 1
-
-    def _hand_out(self, row: Row, blocks: Sequence[int]) -> None:
-        """Blocks that are this row's alone to write."""
-        block_size = self.block_size
-        for block in blocks:
-            if block == 0:
-                raise Violation("I4", f"{row.request_id} is to write the null block")
-            if self.holders[block] and self.window is not None:
-                # A row that sits this step out may have blocks that its next query does not see.
-                for other in self.rows.values():
-                    self._leave_window(other, self.window)
-            if self.holders[block]:
-                raise Violation(
-                    "I4", f"block {block} is handed to {row.request_id} while a request holds it"
-                )
-            if self._last_use.get(block) in self.in_flight:
-                raise Violation(
-                    "I6",
-                    f"block {block} is handed to {row.request_id}, but the result of step "
-                    f"{self._last_use[block]}, which uses it, was not processed",
-                )
-            value = self.block_values.get(block)
-            if value is not None and value == self.slots.get((block + 1) * block_size - 1):
-                self.evicted.add(value)
-            self.holders[block] = 1
-            self._writers[block] = row.uid
-
-    def _remove(self, request_id: str) -> None:
-        row = self.rows.pop(request_id, None)
-        if row is not None:
-            self._let_go(row, row.table[row.first_block :])
-
-    def _leave_window(self, row: Row, window: int) -> None:
-        """No later query sees these blocks: others may have them."""
-        first = max(0, row.computed - window + 1) // self.block_size
-        if first > row.first_block:
-            self.events["block fell out of the window"] += 1
-            self._let_go(row, row.table[row.first_block : first])
-            row.first_block = first
-
-    def _let_go(self, row: Row, blocks: Sequence[int]) -> None:
-        for block in blocks:
-            if block != 0:
-                self.holders[block] -= 1
-                if self._last_use.get(block, -1) < row.last_step:
-                    self._last_use[block] = row.last_step
 
     # ---------------------------------------------------------------- the forward pass
 
@@ -348,53 +200,36 @@ class GhostExecutor:
         step_id = plan.step_id
         for request_id, num_tokens in scheduled.items():
             index = known.get(request_id)
-            row = self._add(news[request_id]) if index is None else self._extend(cached, index)
+            row = self.add_row(news[request_id]) if index is None else self._extend(cached, index)
             if num_tokens < 1:
                 raise Violation("contract", f"{request_id} is planned with {num_tokens} tokens")
             before = row.computed
-            if num_tokens == 1 and before + 1 == len(row.tokens) and before >= row.cached:
-                sampled = [self._decode(row, before, step_id)]
+            row.last_step = step_id
+            if (
+                num_tokens == 1
+                and before + 1 == len(row.tokens)
+                and before >= row.cached
+                and not row.is_structured
+            ):
+                sampled = [pick(self.decode(row, before))]
+                row.tokens += sampled
             else:
                 sampled = self._run(row, num_tokens, drafts.get(request_id, ()), step_id)
             req_ids.append(request_id)
             rows.append(sampled)
             if row.logprobs is not None or row.prompt_logprobs is not None:
-                _add_logprobs(output, row, before, num_tokens, sampled)
+                _add_logprobs(output, row, sampled)
+                _add_prompt_logprobs(output, row, before, num_tokens)
         # The runner puts decodes first; turned round here, so that nobody relies on an order.
-        output.req_ids.reverse()
-        output.sampled_token_ids.reverse()
-        if self.bad_rows is not None:
-            output.failed_req_ids = self.bad_rows(plan)
-        if self.lost_rows is not None and (lost := self.lost_rows(plan)):
-            kept = [i for i, request_id in enumerate(output.req_ids) if request_id not in lost]
-            output.req_ids = [output.req_ids[i] for i in kept]
-            output.sampled_token_ids = [output.sampled_token_ids[i] for i in kept]
+        req_ids.reverse()
+        rows.reverse()
         return output
 
-    def _decode(self, row: Row, position: int, step_id: int) -> int:
-        """``_run`` for the plain case, as short as it can be: most rows of most steps."""
-        block_size = self.block_size
-        index, offset = divmod(position, block_size)
-        table = row.table
-        if index >= len(table):
-            raise Violation("I9", f"{row.request_id} has no slots for its tokens")
-        row.last_step = step_id
-        self._read_back(row, position)
-        block = table[index]
-        if self._writers.get(block) != row.uid or self.holders[block] != 1:
-            self._report_write(row, block)
-        row.value = value = chain(row.value, row.tokens[position])
-        self.slots[block * block_size + offset] = value
-        self.block_values[block] = value
-        row.computed = position + 1
-        if offset == block_size - 1:
-            row.block_ends.append(value)
-        token = pick(value)
-        row.tokens.append(token)
-        return token
-
     def _run(self, row: Row, num_tokens: int, drafts: Sequence[int], step_id: int) -> list[int]:
-        """One row: read all KV back, write the new tokens' KV, sample at the end of the known."""
+        """One row: read all KV back, write the new tokens' KV, sample at the end of the known.
+
+        The tokens of a row that a grammar holds come later, with the masks.
+        """
         start = row.computed
         known = len(row.tokens)
         end = start + num_tokens - len(drafts)
@@ -406,90 +241,31 @@ class GhostExecutor:
             )
         if start + num_tokens > len(row.table) * self.block_size:
             raise Violation("I9", f"{row.request_id} has no slots for its tokens")
-        row.last_step = step_id
         if start:
-            self._read_back(row, start)
+            self.read_back(row, start)
         if start < row.cached:
-            self._pass_over(row, start)
+            self.pass_over(row, start)
             start += 1
-        value = self._write(row, start, row.tokens[start:end])
-        row.value = value
+        row.value = self.write(row, start, row.tokens[start:end])
         row.computed = end
-        if end < known:
-            return []
-        sampled = [pick(value)]
-        if drafts:
-            sampled = self._verify(row, sampled, drafts, step_id)
-        row.tokens += sampled
+        sampled: list[int] = []
+        if end == known:
+            if row.is_structured:
+                self._masked.append((row, drafts, sampled))
+            else:
+                self._sample(row, drafts, (), sampled, step_id)
         return sampled
 
-    def _read_back(self, row: Row, seq_len: int) -> None:
-        """All positions before ``seq_len`` that the next query sees, through the block table."""
-        block_size = self.block_size
-        table = row.table
-        last = seq_len - 1
-        if (
-            last >= 0
-            and self.slots.get(table[last // block_size] * block_size + last % block_size)
-            != row.value
-        ):
-            self._report_read(row, last)
-        if not self.verify_kv:
-            return
-        num_full = seq_len // block_size
-        first = 0
-        if self.window is not None:
-            first = max(0, seq_len - self.window + 1) // block_size
-        values = list(map(self.block_values.get, table[first:num_full]))
-        expected = row.block_ends[first:] if first else row.block_ends
-        if values != expected:
-            for index, value in enumerate(expected, first):
-                if self.block_values.get(table[index]) != value:
-                    self._report_read(row, (index + 1) * block_size - 1)
-            raise Violation("I5", f"{row.request_id} has blocks that its tokens do not fill")
-
-    def _report_read(self, row: Row, position: int) -> None:
-        block = row.table[position // self.block_size]
-        raise Violation(
-            "I5",
-            f"{row.request_id} reads position {position} in block {block}, which does not hold "
-            f"the KV of its tokens up to there",
-        )
-
-    def _pass_over(self, row: Row, position: int) -> None:
-        """The last token of a prompt that is cached as a whole: its KV is read, not written."""
-        row.value = chain(row.value, row.tokens[position])
-        row.block_ends.append(row.value)
-        self._read_back(row, position + 1)
-
-    def _write(self, row: Row, start: int, tokens: Sequence[int]) -> int:
-        """KV of these tokens, position by position; returns the last one's."""
-        block_size = self.block_size
-        slots, block_values, table = self.slots, self.block_values, row.table
-        uid = row.uid
-        value = row.value
-        position = start
-        for token in tokens:
-            index, offset = divmod(position, block_size)
-            block = table[index]
-            if self._writers.get(block) != uid or self.holders[block] != 1:
-                self._report_write(row, block)
-            value = chain(value, token)
-            slots[block * block_size + offset] = value
-            block_values[block] = value
-            position += 1
-            if position % block_size == 0:
-                row.block_ends.append(value)
-        return value
-
-    def _report_write(self, row: Row, block: int) -> None:
-        owner = "is not its own" if self._writers.get(block) != row.uid else "others share"
-        raise Violation("I4", f"{row.request_id} writes block {block}, which {owner}")
-
-    def _verify(
-        self, row: Row, sampled: list[int], drafts: Sequence[int], step_id: int
-    ) -> list[int]:
+    def _sample(
+        self,
+        row: Row,
+        drafts: Sequence[int],
+        masks: Sequence[bytes],
+        sampled: list[int],
+        step_id: int,
+    ) -> None:
         """Drafts are written like tokens; the first wrong one ends the row's step."""
+        sampled.append(pick_allowed(row.value, masks[0]) if masks else pick(row.value))
         for index, draft in enumerate(drafts):
             right = sampled[-1]
             if draft < 0:
@@ -498,29 +274,75 @@ class GhostExecutor:
             if draft != right:
                 refused = drafts[index:]
                 self.events["draft refused"] += 1
-                self._write_refused(row, [draft, *refused[1:]])
+                self.write_refused(row, [draft, *refused[1:]])
                 self._refused.setdefault(step_id, {})[row.request_id] = len(refused)
                 break
-            row.value = self._write(row, row.computed, [draft])
+            row.value = self.write(row, row.computed, [draft])
             row.computed += 1
-            sampled.append(pick(row.value))
-        return sampled
+            value = row.value
+            sampled.append(pick_allowed(value, masks[index + 1]) if masks else pick(value))
+        row.tokens += sampled
 
-    def _write_refused(self, row: Row, tokens: Sequence[int]) -> None:
-        """Wrong KV behind the last right position, as a device leaves it there."""
-        num_ends = len(row.block_ends)
-        self._write(row, row.computed, [token % VOCAB for token in tokens])
-        del row.block_ends[num_ends:]
+    # ---------------------------------------------------------------- sampling
+
+    def _sample_masked(self, plan: SchedulerOutput, grammar_output: GrammarOutput | None) -> None:
+        """Sample under the masks that came for the pass."""
+        masks: dict[str, list[bytes]] = {}
+        if grammar_output is not None:
+            decoded = _GRAMMAR_DECODER.decode(_ENCODER.encode(grammar_output))
+            width = len(decoded.bitmask) // len(decoded.request_ids)
+            for index, request_id in enumerate(decoded.request_ids):
+                mask = decoded.bitmask[index * width : (index + 1) * width]
+                masks.setdefault(request_id, []).append(mask)
+        waiting = {row.request_id: 1 + len(drafts) for row, drafts, _ in self._masked}
+        if waiting != {request_id: len(rows) for request_id, rows in masks.items()}:
+            raise Violation("I13", f"rows that wait for masks: {waiting}; masks: {list(masks)}")
+        unmasked = self.unmasked_rows(plan) if self.unmasked_rows is not None else set()
+        assert self._output is not None
+        for row, drafts, sampled in self._masked:
+            rows = masks[row.request_id]
+            if row.request_id in unmasked:
+                rows = [bytes(byte ^ 255 for byte in mask) for mask in rows]
+            self._sample(row, drafts, rows, sampled, plan.step_id)
+            _add_logprobs(self._output, row, sampled)
+        self._masked.clear()
+
+    def _propose_drafts(self, output: ModelRunnerOutput) -> dict[str, list[int]]:
+        """What follows the new tokens, guessed well or badly."""
+        drafts: dict[str, list[int]] = {}
+        for request_id, sampled in zip(output.req_ids, output.sampled_token_ids, strict=True):
+            row = self.rows[request_id]
+            value, token = row.value, row.tokens[-1]
+            if sampled:
+                found = drafts[request_id] = []
+                for _ in range(self.num_drafts):
+                    value = chain(value, token)
+                    token = pick(value)
+                    if not drafter_is_right(value):
+                        token = (token + 1) % VOCAB
+                    found.append(token)
+        return drafts
+
+    def _spoil(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
+        """Failures of single rows."""
+        if self.bad_rows is not None:
+            output.failed_req_ids = self.bad_rows(plan)
+        if self.lost_rows is not None and (lost := self.lost_rows(plan)):
+            kept = [i for i, request_id in enumerate(output.req_ids) if request_id not in lost]
+            output.req_ids = [output.req_ids[i] for i in kept]
+            output.sampled_token_ids = [output.sampled_token_ids[i] for i in kept]
 
 
-def _add_logprobs(
-    output: ModelRunnerOutput, row: Row, before: int, num_tokens: int, sampled: list[int]
-) -> None:
-    """Made up so that a reader can tell which position a value belongs to."""
+def _add_logprobs(output: ModelRunnerOutput, row: Row, sampled: list[int]) -> None:
+    """Made up from the tokens."""
     if row.logprobs is not None:
         output.logprobs[row.request_id] = [
             TokenLogprobs(token_ids=[t], logprobs=[-float(t)], rank=1) for t in sampled
         ]
+
+
+def _add_prompt_logprobs(output: ModelRunnerOutput, row: Row, before: int, num_tokens: int) -> None:
+    """Made up so that a reader can tell which position a value belongs to."""
     if row.prompt_logprobs is not None and before < row.prompt_len - 1:
         end = min(before + num_tokens, row.prompt_len - 1)
         output.prompt_logprobs[row.request_id] = [

@@ -27,6 +27,16 @@ def pick(value: int) -> int:
     return (value >> 24) % VOCAB
 
 
+def pick_allowed(value: int, mask: bytes) -> int:
+    """The next token under a mask: bit t & 31 of word t >> 5 (little-endian) = t is allowed."""
+    token = pick(value)
+    for _ in range(VOCAB):
+        if mask[token >> 3] >> (token & 7) & 1:
+            return token
+        token = (token + 1) % VOCAB
+    return token
+
+
 def drafter_is_right(value: int) -> bool:
     """Whether the drafter guesses the token that follows this KV: three times in four."""
     return value >> 40 & 3 != 0

@@ -11,6 +11,7 @@ from twostep.engine.core import EngineCore
 from twostep.scheduler.request import Request
 from twostep.scheduler.scheduler import Scheduler
 from twostep.sim.case import CaseConfig
+from twostep.sim.clock import VirtualClock
 from twostep.sim.ghost import GhostExecutor
 from twostep.sim.streams import Stream
 from twostep.sim.violation import Violation
@@ -20,8 +21,13 @@ class PlanRules(StepObserver):
     """Watches a core. Keeps its own list of who runs, from plans and ends alone."""
 
     def __init__(
-        self, config: CaseConfig, streams: Mapping[str, Stream], ghost: GhostExecutor
+        self,
+        config: CaseConfig,
+        streams: Mapping[str, Stream],
+        ghost: GhostExecutor,
+        clock: VirtualClock,
     ) -> None:
+        self.clock = clock
         self.config = config
         self.streams = streams
         self.ghost = ghost
@@ -33,6 +39,7 @@ class PlanRules(StepObserver):
         self.last_step_id = -1
         self.num_tokens = 0
         self.num_aborted = 0
+        self.pause_mode: str | None = None
         self.num_preemptions = 0
         self.num_hit_tokens = 0
         self.num_lookup_tokens = 0
@@ -52,6 +59,8 @@ class PlanRules(StepObserver):
         assert self.core is not None
         scheduler = self.core.scheduler
         self._check_numbers(plan, scheduler)
+        if self.pause_mode is not None:
+            self._check_pause(plan)
         if plan.preempted_req_ids:
             self._check_victims(plan)
         for request_id in plan.preempted_req_ids:
@@ -60,7 +69,11 @@ class PlanRules(StepObserver):
             self._check_order(plan, scheduler)
         for new in plan.scheduled_new_reqs:
             self._note_start(plan, new.request_id, new.num_computed_tokens)
-        if plan.total_num_scheduled_tokens < self.config.budget and not scheduler.suspects:
+        if (
+            plan.total_num_scheduled_tokens < self.config.budget
+            and not scheduler.suspects
+            and self.pause_mode is None
+        ):
             self._check_work_conserving(plan, scheduler)
         step_id = plan.step_id
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
@@ -78,6 +91,10 @@ class PlanRules(StepObserver):
                     stream.is_aborted = True
                     self.num_aborted += 1
                     self.ended(request_id)
+        elif method == "pause":
+            self.pause_mode = args[0]
+        elif method == "resume":
+            self.pause_mode = None
 
     def step_started(self) -> None:
         """Not needed."""
@@ -130,6 +147,13 @@ class PlanRules(StepObserver):
             new.request_id in plan.finished_req_ids for new in plan.scheduled_new_reqs
         ) != (not plan.finished_req_ids.isdisjoint(scheduled)):
             raise Violation("contract", "a plan holds a request that it calls finished")
+
+    def _check_pause(self, plan: SchedulerOutput) -> None:
+        started = [new.request_id for new in plan.scheduled_new_reqs]
+        if self.pause_mode == "keep" and plan.num_scheduled_tokens:
+            raise Violation("I8", "tokens are planned while everything is paused")
+        if any(request_id in self.never_started for request_id in started):
+            raise Violation("I8", f"{started} start while the engine is paused")
 
     # ---------------------------------------------------------------- I14
 
@@ -187,7 +211,13 @@ class PlanRules(StepObserver):
             return
         if self.config.policy == "fcfs":
             first = [r for r in started if r in self.never_started]
-            due = list(self.never_started)[: len(first)] if first else []
+            # One whose grammar does not compile ends when its turn comes.
+            ready = [
+                request_id
+                for request_id in (self.never_started if first else ())
+                if self._is_ready(request_id) and not self.streams[request_id].has_bad_grammar
+            ]
+            due = ready[: len(first)]
             if first != due:
                 raise Violation("I14", f"{first} started, it was the turn of {due}")
             return
@@ -195,6 +225,8 @@ class PlanRules(StepObserver):
             request.request_id
             for request in scheduler.waiting
             if not self._is_in_flight(request.request_id)
+            and self._is_ready(request.request_id)
+            and not (self.pause_mode and request.request_id in self.never_started)
             and request.request_id not in plan.preempted_req_ids
         ]
         keys = [self._sort_key(request_id) for request_id in started]
@@ -202,6 +234,10 @@ class PlanRules(StepObserver):
             raise Violation("I14", f"{started} started in this order, against their priorities")
         if waiting and min(map(self._sort_key, waiting)) < keys[-1]:
             raise Violation("I14", f"{started[-1]} started before more important ones")
+
+    def _is_ready(self, request_id: str) -> bool:
+        """Whether its grammar, if it has one, is compiled."""
+        return self.streams[request_id].ready_at <= self.clock.monotonic()
 
     def _sort_key(self, request_id: str) -> tuple[int, float, str]:
         add = self.streams[request_id].add
@@ -218,7 +254,11 @@ class PlanRules(StepObserver):
         """Budget was left over: nobody who could use it was left out."""
         assert self.core is not None
         scheduled = plan.num_scheduled_tokens
-        if not scheduled and scheduler.requests and not self.core.batch_queue:
+        if (
+            not scheduled
+            and not self.core.batch_queue
+            and any(map(self._is_ready, scheduler.requests))
+        ):
             raise Violation("I15", "an empty step with requests there and nothing in flight")
         left = self.config.budget - plan.total_num_scheduled_tokens
         kv = scheduler.kv_cache_manager
@@ -248,19 +288,24 @@ class PlanRules(StepObserver):
         """Whether tokens on their way surely end it: a draft may be refused, one is certain."""
         placeholders = request.num_output_placeholders
         certain = min(placeholders, 1) if self.config.num_spec_tokens else placeholders
-        return placeholders > 0 and request.num_tokens + certain >= request.max_total_tokens
+        return placeholders > 0 and (
+            request.num_tokens + certain >= request.max_total_tokens
+            or self.streams[request.request_id].add.grammar is not None
+        )
 
     def _check_head_of_queue(self, plan: SchedulerOutput, scheduler: Scheduler, left: int) -> None:
         config = self.config
         if len(scheduler.running) >= min(config.max_num_seqs, config.budget):
             return
         for request in scheduler.waiting:
-            if self._is_in_flight(request.request_id):
+            if self._is_in_flight(request.request_id) or not self._is_ready(request.request_id):
                 continue
             tokens = request.num_tokens
             if not config.chunked_prefill and tokens > left:
                 return
             blocks = -(-tokens // config.block_size)
+            if scheduler.running:
+                blocks += int(config.watermark * config.num_blocks)
             if blocks <= scheduler.kv_cache_manager.pool.num_free_blocks:
                 raise Violation("I15", f"{request.request_id} could start, and does not")
             return

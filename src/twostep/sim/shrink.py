@@ -168,6 +168,8 @@ def _simpler_values(name: str, value: object) -> list[object]:
         "num_blocks": [4, 5, 6, 8, 12, 16, 32],
         "max_model_len": [8, 16, 32],
         "max_live": [1000],
+        "watermark": [0.0],
+        "kv_events": [False],
     }
     values = simple[name]
     if value in values:

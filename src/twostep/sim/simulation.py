@@ -17,15 +17,28 @@ from twostep.contracts.outputs import EngineCoreOutputs
 from twostep.contracts.plan import SchedulerOutput
 from twostep.contracts.request import FinishReason
 from twostep.engine.core import EngineCore
-from twostep.sim.case import Abort, Add, Case, CaseConfig, ClockJump, Event, FaultKind, Glitch
+from twostep.sim.case import (
+    Abort,
+    Add,
+    Case,
+    CaseConfig,
+    ClockJump,
+    Event,
+    FaultKind,
+    Glitch,
+    Pause,
+    Resume,
+)
 from twostep.sim.clock import VirtualClock
 from twostep.sim.ghost import GhostExecutor
+from twostep.sim.ghost_grammar import GhostGrammarCompiler
 from twostep.sim.invariants import (
     check_blocks,
     check_cached_content,
     check_drained,
     check_requests,
 )
+from twostep.sim.kv_events import EventMirror
 from twostep.sim.plan_rules import PlanRules
 from twostep.sim.streams import ContentHashes, Stream
 from twostep.sim.violation import Violation
@@ -105,9 +118,10 @@ class Simulation:
             config.block_size,
             window=config.window,
             max_concurrent_batches=2 if config.is_async else 1,
+            num_drafts=config.num_spec_tokens,
         )
         self.ghost.received = self._log_plan  # type: ignore[method-assign]
-        self.rules = PlanRules(config, self.streams, self.ghost)
+        self.rules = PlanRules(config, self.streams, self.ghost, self.clock)
         self.core = make_core(config, self.ghost, self.clock, self.rules)
         self.rules.core = self.core
         self._glitches: list[FaultKind] = []
@@ -116,6 +130,7 @@ class Simulation:
         self._groups: dict[int, list[str]] = {}
         self.all_ids: set[str] = set()
         self.max_seq_tokens = self._max_seq_tokens()
+        self.mirror = EventMirror(self.hashes) if config.kv_events and self.hashes else None
         self._install_faults()
 
     def run(self) -> None:
@@ -153,6 +168,8 @@ class Simulation:
         check_blocks(kv, thoroughly=self.num_steps % 32 == 0)
         if self.hashes is not None and not self._launch_failed():
             check_cached_content(kv, self.ghost.block_values, self.hashes.of)
+        if self.mirror is not None and outputs:
+            self.mirror.compare(kv.pool.cached.keys())
         if not kv.pool.num_free_blocks:
             self.counts["no block is free"] += 1
 
@@ -163,12 +180,15 @@ class Simulation:
     def _receive(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for client, message in outputs.items():
             self.log.update(_ENCODER.encode(message))
+            if message.kv_events and self.mirror is not None:
+                self.mirror.apply(message.kv_events)
             for output in message.outputs:
                 stream = self.streams.get(output.request_id)
                 if stream is None:
                     raise Violation("I10", f"news of {output.request_id}, whom nobody knows")
                 stream.receive(output, client)
                 if stream.finish is not None:
+                    self.counts["grammar error"] += stream.has_bad_grammar
                     self.counts["tokens"] += stream.num_outputs
                     self.rules.ended(output.request_id)
                     self.counts[f"finished: {stream.finish}"] += 1
@@ -191,6 +211,10 @@ class Simulation:
             self._abort(event)
         elif isinstance(event, Glitch):
             self._glitches.append(event.kind)
+        elif isinstance(event, Pause):
+            self._pause(event)
+        elif isinstance(event, Resume):
+            self.core.resume()
         elif isinstance(event, ClockJump):
             self.clock.advance_to(self.clock.monotonic() + event.seconds)
         else:
@@ -205,9 +229,12 @@ class Simulation:
         request_id = add.request_id
         earlier = self.streams.get(request_id)
         is_taken = earlier is not None and earlier.is_live
+        if earlier is not None and is_taken and earlier.is_pause_aborted:
+            return  # its client waits for the news of its end
         prompt = add.prompt()
         room = self.max_seq_tokens - len(prompt)
         stream = Stream(add, prompt, min(add.max_tokens, room), self.hashes)
+        stream.ready_at = self.clock.monotonic() + add.grammar_seconds
         is_refusable = is_taken or room <= 0 or not prompt
         try:
             self.core.add_request(stream.request())
@@ -231,6 +258,15 @@ class Simulation:
             salts = self._prompts.setdefault(tuple(prompt), set())
             self.counts["same prompt, other salt"] += bool(salts - {add.salt})
             salts.add(add.salt)
+
+    def _pause(self, event: Pause) -> None:
+        if event.mode == "abort":
+            for request_id, stream in self.streams.items():
+                if stream.is_live:
+                    stream.is_pause_aborted = True
+                    self.rules.ended(request_id)
+        self.core.pause(event.mode)
+        self.counts["pauses"] += 1
 
     def _abort(self, event: Abort) -> None:
         in_flight: set[str] = set()
@@ -266,6 +302,7 @@ class Simulation:
         ghost.fail_result = lambda plan: self._failure(plan, "result")
         ghost.bad_rows = lambda plan: dict.fromkeys(self._culprits(plan, "nan"), "NaN logits")
         ghost.lost_rows = lambda plan: set(self._culprits(plan, "lost"))
+        ghost.unmasked_rows = lambda plan: set(self._culprits(plan, "unmasked"))
 
     def _culprits(self, plan: SchedulerOutput, kind: FaultKind) -> list[str]:
         """Requests of the plan that reach the position at which they fail, in this way."""
@@ -294,6 +331,7 @@ class Simulation:
         self.faults_are_on = False
         self._glitches.clear()
         self._faulty.clear()
+        self.core.resume()
 
     # ---------------------------------------------------------------- the end
 
@@ -373,10 +411,13 @@ def make_core(
             block_size=config.block_size,
             enable_prefix_caching=config.caching,
             sliding_window=config.window,
+            watermark=config.watermark,
+            enable_kv_cache_events=config.kv_events,
         ),
         executor=ghost,
         clock=clock,
         num_spec_tokens=config.num_spec_tokens,
+        grammar_compiler=GhostGrammarCompiler(clock),
         observer=rules,
     )
 

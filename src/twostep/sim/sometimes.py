@@ -12,6 +12,7 @@ SOMETIMES = (
     "no block is free",
     "preempted twice",
     "branch of n > 1 aborted",
+    "grammar error",
     "step failed while blocks are fenced",
     "drain with waiting requests",
     "refused at admission",

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
-from array import array
+import struct
 from hashlib import sha256
 
 from twostep.contracts.outputs import EngineCoreOutput
 from twostep.contracts.request import EngineCoreRequest, FinishReason
-from twostep.contracts.sampling import SamplingParams
+from twostep.contracts.sampling import (
+    RepetitionDetectionParams,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from twostep.sim.case import Add
-from twostep.sim.ghost_model import chain, first_value, pick
+from twostep.sim.ghost_grammar import is_allowed, next_state
+from twostep.sim.ghost_model import VOCAB, chain, first_value, pick
 from twostep.sim.violation import Violation
 
 EOS = 3
 _ROOT = sha256(b"twostep: parent of the first block").digest()
+
+
+def salt_name(salt: int) -> str | None:
+    """A tenant's cache salt; 0 is nobody in particular."""
+    return f"tenant {salt}" if salt else None
 
 
 class ContentHashes:
@@ -25,12 +35,16 @@ class ContentHashes:
 
     def add(self, parent: int | None, value: int, tokens: list[int], salt: int) -> None:
         """A block of these tokens, whose KV ends with ``value``; the one before with ``parent``."""
-        data = _ROOT if parent is None else self.of[parent]
-        data += array("I", tokens).tobytes()
-        if parent is None and salt:
-            key = f"tenant {salt}".encode()
-            data += len(key).to_bytes(4, "little") + key
-        self.of[value] = sha256(data).digest()
+        parent_hash = None if parent is None else self.of[parent]
+        self.of[value] = self.compute(parent_hash, tokens, salt_name(salt))
+
+    @staticmethod
+    def compute(parent: bytes | None, tokens: list[int], salt: str | None) -> bytes:
+        """Chained, over 32-bit little-endian ids; the salt enters the first block only."""
+        data = (parent or _ROOT) + struct.pack(f"<{len(tokens)}I", *tokens)
+        if parent is None and salt is not None:
+            data += struct.pack("<I", len(salt.encode())) + salt.encode()
+        return sha256(data).digest()
 
 
 class Stream:
@@ -56,6 +70,11 @@ class Stream:
         self._hashes = hashes
         self.block_size = hashes.block_size if hashes is not None else 0
         self._end = len(prompt) + limit
+        self.is_pause_aborted = False
+        self.has_bad_grammar = add.grammar is not None and add.grammar < 2
+        self.ready_at = 0.0
+        """When its grammar is compiled, in virtual seconds."""
+        self._grammar_state = 0
         self._is_plain = False
         """Whether its next news can be taken on the short path."""
         self._value = first_value(add.salt)
@@ -76,6 +95,12 @@ class Stream:
     def request(self) -> EngineCoreRequest:
         """What the front end sends."""
         add = self.add
+        structured = repetition = None
+        if add.grammar is not None:
+            text = f"{add.grammar} {add.grammar_seconds}"
+            structured = StructuredOutputsParams(grammar=text)
+        if add.repetition:
+            repetition = RepetitionDetectionParams(max_pattern_size=2, min_count=add.repetition)
         return EngineCoreRequest(
             request_id=add.request_id,
             prompt_token_ids=list(self.tokens),
@@ -83,6 +108,8 @@ class Stream:
                 max_tokens=add.max_tokens,
                 seed=add.salt,
                 stop_token_ids=list(add.stops) or None,
+                structured_outputs=structured,
+                repetition_detection=repetition,
                 logprobs=0 if add.logprobs else None,
                 prompt_logprobs=0 if add.prompt_logprobs else None,
             ),
@@ -90,13 +117,14 @@ class Stream:
             arrival_time=add.arrival,
             client_index=add.client,
             priority=add.priority,
-            cache_salt=f"tenant {add.salt}" if add.salt else None,
+            cache_salt=salt_name(add.salt),
         )
 
     def receive(self, output: EngineCoreOutput, client: int) -> None:
         """News from the engine."""
         if self.finish is not None or self.is_aborted:
-            raise Violation("I10", f"news of {self.add.request_id} after its end")
+            self._receive_late(output)
+            return
         if client != self.add.client:
             raise Violation("I11", f"news of {self.add.request_id} went to client {client}")
         new = output.new_token_ids
@@ -114,6 +142,13 @@ class Stream:
                     self._report_preemptions(output)
                 return
         self._receive_special(output, new, finish)
+
+    def _receive_late(self, output: EngineCoreOutput) -> None:
+        """An end without a step may be on its way when the client's abort comes."""
+        had_ended = self.is_pause_aborted or self.has_bad_grammar
+        if self.finish is not None or not had_ended or output.new_token_ids:
+            raise Violation("I10", f"news of {self.add.request_id} after its end")
+        self._check_finish(output.finish_reason)
 
     def _receive_special(
         self, output: EngineCoreOutput, new: list[int], finish: FinishReason | None
@@ -133,11 +168,16 @@ class Stream:
             self._check_token(token)
         if finish is not None:
             self._check_finish(finish)
-        elif new and (new[-1] in self.stops or len(self.tokens) >= self._end):
+        elif new and self._why_it_ends() is not None:
             raise Violation("I11", f"{request_id} reached its end and was not told")
         if finish is not FinishReason.ERROR and output.num_preemptions != self.num_preemptions:
             self._report_preemptions(output)
-        self._is_plain = not self.add.logprobs and not self.is_abort_queued
+        self._is_plain = not (
+            self.add.logprobs
+            or self.is_abort_queued
+            or self.add.repetition
+            or self.add.grammar is not None
+        )
 
     def abort_queued(self) -> None:
         """An abort is on its way: no token may come any more, unless the engine fails."""
@@ -152,7 +192,7 @@ class Stream:
         )
 
     def _check_token(self, token: int) -> None:
-        right = pick(self._value)
+        right = self._right_token()
         if token != right:
             raise Violation(
                 "I11",
@@ -161,10 +201,12 @@ class Stream:
             )
         if self.num_outputs >= self.limit:
             raise Violation("I11", f"{self.add.request_id} got more than {self.limit} tokens")
-        if self.num_outputs and self.tokens[-1] in self.stops:
-            raise Violation("I11", f"{self.add.request_id} got a token after its stop token")
+        if self.num_outputs and self._why_it_ends() is not None:
+            raise Violation("I11", f"{self.add.request_id} got a token after its end")
         self.tokens.append(token)
         self._advance((token,))
+        if self.add.grammar is not None:
+            self._grammar_state = next_state(self._grammar_state, token)
 
     def _check_first(self, output: EngineCoreOutput) -> None:
         request_id = self.add.request_id
@@ -187,20 +229,46 @@ class Stream:
         if told != [(self.tokens[p + 1], -float(p)) for p in range(last)]:
             raise Violation("I11", f"{request_id} got wrong prompt logprobs")
 
-    def _check_finish(self, finish: FinishReason) -> None:
+    def _check_finish(self, finish: FinishReason | None) -> None:
         self.finish = finish
         request_id = self.add.request_id
+        if finish is FinishReason.ABORT and self.is_pause_aborted:
+            return
         if finish is FinishReason.ERROR:
-            if not self.add.fault:
+            if not self.add.fault and not self.has_bad_grammar:
                 raise Violation("isolation", f"{request_id} is innocent and ended with an error")
             return
-        stopped = bool(self.num_outputs) and self.tokens[-1] in self.stops
-        right = FinishReason.STOP if stopped else FinishReason.LENGTH
-        if finish is not right or not (stopped or self.num_outputs == self.limit):
+        right = self._why_it_ends()
+        if finish is not right:
             raise Violation(
                 "I11",
-                f"{request_id} ended with {finish} after {self.num_outputs} of {self.limit} tokens",
+                f"{request_id} ended with {finish} after {self.num_outputs} of {self.limit} "
+                f"tokens, alone it would be {right}",
             )
+
+    def _right_token(self) -> int:
+        """The next token of the request alone."""
+        token = pick(self._value)
+        modulus = self.add.grammar
+        if modulus is not None:
+            while not is_allowed(self._grammar_state, token, modulus):
+                token = (token + 1) % VOCAB
+        return token
+
+    def _why_it_ends(self) -> FinishReason | None:
+        """The end that the newest token makes; an end token wins over a limit."""
+        if not self.num_outputs:
+            return None
+        if self.tokens[-1] in self.stops:
+            return FinishReason.STOP
+        if len(self.tokens) >= self._end:
+            return FinishReason.LENGTH
+        count = self.add.repetition
+        for size in (1, 2):
+            tail = self.tokens[max(self.num_prompt, len(self.tokens) - size * count) :]
+            if count and len(tail) == size * count and tail == tail[:size] * count:
+                return FinishReason.REPETITION
+        return None
 
     def _advance(self, tokens: list[int] | tuple[int, ...]) -> None:
         """The ghost model's KV of these tokens."""

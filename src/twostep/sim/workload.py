@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Literal
 
 import msgspec
 
@@ -16,11 +17,14 @@ from twostep.sim.case import (
     Event,
     FaultKind,
     Glitch,
+    Pause,
     ResetCache,
+    Resume,
 )
 from twostep.sim.ghost_model import VOCAB
 
 _FAULTS: tuple[FaultKind, ...] = ("execute", "sample", "result", "nan", "lost")
+_PAUSES: tuple[Literal["abort", "wait", "keep"], ...] = ("abort", "wait", "keep")
 _GLITCHES: tuple[FaultKind, ...] = ("execute", "sample", "result")
 
 
@@ -61,10 +65,12 @@ def _swarm_config(rng: random.Random, *, is_async: bool) -> CaseConfig:
         policy=rng.choice(("fcfs", "fcfs", "priority")),
         caching=rng.random() < 0.75,
         window=rng.choice((2, 5, 17, 40)) if rng.random() < 0.15 else None,
-        num_spec_tokens=rng.randint(1, 4) if is_async and rng.random() < 0.3 else 0,
+        num_spec_tokens=rng.randint(1, 4) if rng.random() < 0.3 else 0,
         long_prefill_threshold=rng.choice((1, 5, 16)) if rng.random() < 0.25 else 0,
         chunked_prefill=chunked_prefill,
         full_sequence_must_fit=rng.random() < 0.6,
+        watermark=rng.choice((0.02, 0.1)) if rng.random() < 0.15 else 0.0,
+        kv_events=rng.random() < 0.1,
         max_live=2 * max_num_seqs + 6,
     )
 
@@ -88,8 +94,12 @@ class _Users:
         self.logprob_share = rng.choice((0.0, 0.0, 0.2))
         self.group_share = rng.choice((0.0, 0.15))
         self.repeat_share = rng.choice((0.0, 0.3))
+        self.grammar_share = rng.choice((0.0, 0.0, 0.1, 0.4))
+        self.repetition_share = rng.choice((0.0, 0.0, 0.3))
+        self.pause_rate = rng.choice((0.0, 0.0, 0.005))
         self.arrival_rate = self._sensible_rate()
         self.num_requests = 0
+        self.resume_at = -1
         self.num_groups = 0
         self.recent: list[Add] = []
         self.aborts: dict[int, list[Abort]] = {}
@@ -116,6 +126,11 @@ class _Users:
                 found.append(ResetCache(step=step, running=rng.random() < 0.6))
             if rng.random() < self.glitch_rate:
                 found.append(Glitch(step=step, kind=rng.choice(_GLITCHES)))
+            if rng.random() < self.pause_rate:
+                found.append(Pause(step=step, mode=rng.choice(_PAUSES)))
+                self.resume_at = step + rng.randint(0, 12)
+            if step == self.resume_at:
+                found.append(Resume(step=step))
             if rng.random() < 0.002:
                 found.append(ClockJump(step=step, seconds=rng.choice((0.5, 60.0, 3600.0))))
         return found
@@ -170,6 +185,11 @@ class _Users:
         if self.fault_share and rng.random() < self.fault_share:
             fault = rng.choice(_FAULTS)
             fault_at = rng.randint(1, length + len(tail) + 4)
+        grammar: int | None = None
+        if self.grammar_share and rng.random() < self.grammar_share:
+            grammar = rng.choice((0, 2, 2, 3, 5, 5))
+            if fault:
+                fault = rng.choice((fault, "unmasked"))
         return Add(
             step=step,
             request_id=request_id,
@@ -183,6 +203,9 @@ class _Users:
             arrival=float(step // 4 - (3600 if rng.random() < 0.01 else 0)),
             salt=rng.randrange(self.num_salts),
             client=rng.randrange(self.num_clients),
+            grammar=grammar,
+            grammar_seconds=rng.choice((0.0, 0.002, 0.02)) if grammar is not None else 0.0,
+            repetition=rng.choice((2, 3)) if rng.random() < self.repetition_share else 0,
             logprobs=rng.random() < self.logprob_share,
             prompt_logprobs=rng.random() < self.logprob_share / 2,
             fault=fault,
