@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 import pytest
-from planning_helpers import FakeClock, ids, make_configs, make_engine_request
+from planning_helpers import (
+    FakeClock,
+    FakeGrammarFuture,
+    add,
+    ids,
+    make_configs,
+    make_engine_request,
+)
 
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.request import EngineCoreRequest, FinishReason
@@ -126,8 +133,7 @@ def test_nothing_can_be_planned_yet() -> None:
     """A grammar is compiling: no plan is sent, and the core says that nothing ran."""
     client, ghost = make_client()
     core = client.engine_core
-    request = core.scheduler.make_request(make_engine_request("g", structured=True))
-    core.scheduler.add_request(request)
+    add(core.scheduler, "g", grammar=FakeGrammarFuture())
     assert core.step_fn() == (None, False)
     assert core.step() == (None, False)
     assert ghost.plans == []

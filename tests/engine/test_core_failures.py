@@ -269,3 +269,34 @@ def test_an_interrupted_launch_blames_nobody(is_async: bool) -> None:
             assert news.finish_reason is not FinishReason.ERROR
     assert num_raised == 1
     assert tokens == {name: oracle(prompt, 8, set()) for name, prompt in PROMPTS.items()}
+
+
+def test_an_interrupt_while_a_failure_is_cleaned_up_loses_nothing() -> None:
+    """Ctrl-C while the core waits for the step behind a failed one; the error is told only once."""
+    core, ghost = make_core()
+    seen: list[int] = []
+
+    def fail(plan: SchedulerOutput) -> BaseException | None:
+        if plan.step_id in (1, 2) and plan.step_id not in seen:
+            seen.append(plan.step_id)
+            return ValueError("kernel") if plan.step_id == 1 else Interrupt()
+        return None
+
+    ghost.fail_result = fail  # type: ignore[assignment]
+    tokens: dict[str, list[int]] = {name: [] for name in PROMPTS}
+    num_interrupts = 0
+    while core.has_work():
+        try:
+            outputs, _ = core.step_fn()
+        except Interrupt:
+            num_interrupts += 1
+            newest, _ = core.batch_queue[0]
+            newest.error = None  # type: ignore[misc, union-attr]  # it was a signal, not the step
+            continue
+        for name, news in by_id(outputs).items():
+            tokens[name] += news.new_token_ids
+            assert news.finish_reason is not FinishReason.ERROR
+    assert seen == [1, 2]
+    assert num_interrupts == 1
+    assert tokens == {name: oracle(prompt, 8, set()) for name, prompt in PROMPTS.items()}
+    check_drained(core.scheduler)

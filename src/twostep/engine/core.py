@@ -39,8 +39,8 @@ PauseMode = Literal["abort", "wait", "keep"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
-class FailedLaunch:
-    """Stands for the result of a step that could not be queued."""
+class FailedStep:
+    """Stands for the result of a step that could not be queued, or whose error was told already."""
 
     error: BaseException
 
@@ -73,7 +73,7 @@ class EngineCore:
         self.batch_queue_size = min(
             executor.max_concurrent_batches, scheduler_class.num_steps_in_flight
         )
-        self.batch_queue: deque[tuple[StepFuture | FailedLaunch, SchedulerOutput]] = deque()
+        self.batch_queue: deque[tuple[StepFuture | FailedStep, SchedulerOutput]] = deque()
         """Steps in flight, the oldest at the right end."""
         self.aborts_queue: SimpleQueue[list[str]] = SimpleQueue()
         """Aborts from another thread; seen before the next result is processed."""
@@ -198,7 +198,7 @@ class EngineCore:
 
         An error waits in the queue for its turn. An interrupt is raised, but the plan is not lost.
         """
-        future: StepFuture | FailedLaunch | None
+        future: StepFuture | FailedStep | None
         try:
             future = self.executor.execute_model(plan)
             if self.observer is not None:
@@ -211,13 +211,13 @@ class EngineCore:
             self.batch_queue.appendleft((future, plan))
         except BaseException as error:
             self.executor.reset_after_failure()
-            self.batch_queue.appendleft((FailedLaunch(error), plan))
+            self.batch_queue.appendleft((FailedStep(error), plan))
             if not isinstance(error, Exception):
                 raise
 
     def _newest_launch_failed(self) -> bool:
         """Whether the last plan could not be queued: nothing may be planned on top of it."""
-        return bool(self.batch_queue) and isinstance(self.batch_queue[0][0], FailedLaunch)
+        return bool(self.batch_queue) and isinstance(self.batch_queue[0][0], FailedStep)
 
     def _finish_oldest_step(self, executed: bool) -> ClientOutputs | None:
         """Wait for the oldest step and process its result.
@@ -230,7 +230,7 @@ class EngineCore:
         future, plan = self.batch_queue[-1]
         if self.observer is not None:
             self.observer.waiting(plan)
-        if isinstance(future, FailedLaunch):
+        if isinstance(future, FailedStep):
             outputs = self._recover(future.error)
         else:
             try:
@@ -266,9 +266,11 @@ class EngineCore:
         is_interrupt = not isinstance(error, Exception)
         if not is_interrupt:
             logger.error("%s", describe_step(plans[0], self.scheduler), exc_info=error)
-        self.batch_queue.pop()
-        while self.batch_queue:
-            _wait_until_idle(self.batch_queue.pop()[0])
+        # A device tells an error once: keep it, should this wait be interrupted.
+        self.batch_queue[-1] = (FailedStep(error), plans[0])
+        for future, _ in self.batch_queue:
+            _wait_until_idle(future)
+        self.batch_queue.clear()
         reason = f"{type(error).__name__}: {error}"
         if self.observer is not None:
             self.observer.step_failed(plans, reason, not is_interrupt)
@@ -289,9 +291,9 @@ class EngineCore:
         self.executor.shutdown()
 
 
-def _wait_until_idle(future: StepFuture | FailedLaunch) -> None:
+def _wait_until_idle(future: StepFuture | FailedStep) -> None:
     """The result is void; only the device has to be done with it."""
-    if isinstance(future, FailedLaunch):
+    if isinstance(future, FailedStep):
         return
     try:
         future.result()

@@ -55,7 +55,11 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--steps", type=positive_size, default=400, help="steps timed per size")
     parser.add_argument(
-        "--decodes", type=positive_size, nargs="+", default=list(DECODES), metavar="N",
+        "--decodes",
+        type=positive_size,
+        nargs="+",
+        default=list(DECODES),
+        metavar="N",
         help="running decodes (default: 1 64 256 1024)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON document")
