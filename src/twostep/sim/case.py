@@ -15,6 +15,9 @@ FaultKind = Literal["", "execute", "sample", "result", "nan", "lost", "unmasked"
 token that the grammar does not allow."""
 
 
+GlitchKind = Literal["execute", "sample", "result", "interrupt launch", "interrupt wait"]
+
+
 class CaseConfig(
     msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True
 ):
@@ -115,10 +118,13 @@ class ResetCache(
 
 
 class Glitch(msgspec.Struct, frozen=True, kw_only=True, tag="glitch"):
-    """The next step of two or more requests fails once, and nobody is to blame."""
+    """The next step of two or more requests fails once, and nobody is to blame.
+
+    An interrupt (Ctrl-C) meets any step: its launch, or the wait for its result.
+    """
 
     step: int
-    kind: FaultKind
+    kind: GlitchKind
 
 
 class Pause(msgspec.Struct, frozen=True, kw_only=True, tag="pause"):

@@ -41,9 +41,13 @@ class GhostFuture:
 
     def result(self) -> ModelRunnerOutput:
         """The step's result, decoded from bytes; raises what the step raised."""
+        error = self.error
+        if error is not None and not isinstance(error, Exception):
+            self.error = None  # the wait was interrupted, not the device
+            raise error
         self._executor.delivered(self.step_id)
-        if self.error is not None:
-            raise self.error
+        if error is not None:
+            raise error
         return _OUTPUT_DECODER.decode(self._data)
 
     def done(self) -> bool:
@@ -76,6 +80,10 @@ class GhostExecutor(GhostMemory):
         """Requests for which the device samples what their grammar does not allow."""
         self.num_resets = 0
         self.is_shut_down = False
+        self.broken_by: int | None = None
+        """A step that has failed, and nobody knows it yet."""
+        self._written: list[tuple[Row, int, int]] = []
+        """Rows of the newest pass: row, first position, tokens."""
         self._refused: dict[int, dict[str, int]] = {}
         self._plan: SchedulerOutput | None = None
         self._output: ModelRunnerOutput | None = None
@@ -95,6 +103,10 @@ class GhostExecutor(GhostMemory):
         if self.fail_execute is not None and (error := self.fail_execute(plan)) is not None:
             raise error
         self.in_flight.add(plan.step_id)
+        if self.broken_by is not None:
+            # The step in front will fail: whatever is launched behind it fails with it.
+            self._output = ModelRunnerOutput(req_ids=[], sampled_token_ids=[])
+            return None if plan.total_num_scheduled_tokens else self._failed(plan, self._output)
         self._drop_rows(plan)
         output = self._forward(plan)
         if plan.total_num_scheduled_tokens == 0:
@@ -107,6 +119,8 @@ class GhostExecutor(GhostMemory):
         output, plan = self._output, self._plan
         if output is None or plan is None:
             raise Violation("contract", "sample_tokens without a forward pass")
+        if self.broken_by is not None:
+            return self._failed(plan, output)
         if self.fail_sample is not None and (error := self.fail_sample(plan)) is not None:
             raise error
         if self._masked or grammar_output is not None:
@@ -117,6 +131,9 @@ class GhostExecutor(GhostMemory):
         future = GhostFuture(self, plan.step_id, output)
         if self.fail_result is not None:
             future.error = self.fail_result(plan)
+            if isinstance(future.error, Exception):
+                self.broken_by = plan.step_id
+                self._garble()
         self._output = None
         return future
 
@@ -143,6 +160,8 @@ class GhostExecutor(GhostMemory):
     def delivered(self, step_id: int) -> None:
         """Somebody takes the result of a step, or nobody ever will."""
         self.in_flight.discard(step_id)
+        if step_id == self.broken_by:
+            self.broken_by = None
         self._refused.pop(step_id, None)
 
     # ---------------------------------------------------------------- what a plan says
@@ -198,6 +217,7 @@ class GhostExecutor(GhostMemory):
         if len(news) + len(known) != len(scheduled) or not drafts.keys() <= scheduled.keys():
             raise Violation("contract", "the rows of the plan are not the requests of the plan")
         step_id = plan.step_id
+        self._written.clear()
         for request_id, num_tokens in scheduled.items():
             index = known.get(request_id)
             row = self.add_row(news[request_id]) if index is None else self._extend(cached, index)
@@ -205,6 +225,7 @@ class GhostExecutor(GhostMemory):
                 raise Violation("contract", f"{request_id} is planned with {num_tokens} tokens")
             before = row.computed
             row.last_step = step_id
+            self._written.append((row, before, num_tokens))
             if (
                 num_tokens == 1
                 and before + 1 == len(row.tokens)
@@ -322,6 +343,23 @@ class GhostExecutor(GhostMemory):
                         token = (token + 1) % VOCAB
                     found.append(token)
         return drafts
+
+    def _failed(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> GhostFuture:
+        """A step behind a failed one."""
+        self._output = None
+        future = GhostFuture(self, plan.step_id, output)
+        error = self.fail_result(plan) if self.fail_result is not None else None
+        is_interrupt = error is not None and not isinstance(error, Exception)
+        future.error = error if is_interrupt else RuntimeError("the step in front failed")
+        return future
+
+    def _garble(self) -> None:
+        """What the newest pass wrote is worth nothing."""
+        for row, first, num_tokens in self._written:
+            for position in range(max(first, row.cached), first + num_tokens):
+                block = row.table[position // self.block_size]
+                self.slots[block * self.block_size + position % self.block_size] = -1
+                self.block_values[block] = -1
 
     def _spoil(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """Failures of single rows."""

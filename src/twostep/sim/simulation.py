@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from hashlib import blake2b
+from typing import Literal
 
 import msgspec
 
@@ -26,6 +27,7 @@ from twostep.sim.case import (
     Event,
     FaultKind,
     Glitch,
+    GlitchKind,
     Pause,
     Resume,
 )
@@ -100,6 +102,13 @@ def run_case(case: Case) -> Outcome:
     )
 
 
+class Interrupt(BaseException):
+    """Ctrl-C."""
+
+
+_INTERRUPTS: dict[str, GlitchKind] = {"execute": "interrupt launch", "result": "interrupt wait"}
+
+
 class Simulation:
     """One run. ``run`` raises a Violation at the first broken rule."""
 
@@ -124,7 +133,7 @@ class Simulation:
         self.rules = PlanRules(config, self.streams, self.ghost, self.clock)
         self.core = make_core(config, self.ghost, self.clock, self.rules)
         self.rules.core = self.core
-        self._glitches: list[FaultKind] = []
+        self._glitches: list[GlitchKind] = []
         self._faulty: set[str] = set()
         self._prompts: dict[tuple[int, ...], set[int]] = {}
         self._groups: dict[int, list[str]] = {}
@@ -156,26 +165,37 @@ class Simulation:
         self.num_steps += 1
         self.clock.advance_to(self.clock.monotonic() + 0.001)
         steps_before = self.rules.last_step_id
-        outputs, executed = core.step_fn()
+        try:
+            outputs, executed = core.step_fn()
+        except Interrupt:
+            self.counts["interrupts"] += 1
+            outputs, executed = {}, False
         if outputs is None and not executed and core.has_work() and core.batch_queue:
             raise Violation("I15", "a step planned nothing and finished nothing")
         if executed and self.rules.last_step_id == steps_before:
             raise Violation("contract", "a step that planned nothing says it has")
         if outputs:
             self._receive(outputs)
-        check_requests(scheduler, self.streams, 2 * self.config.num_spec_tokens)
+        check_requests(
+            scheduler,
+            self.streams,
+            2 * self.config.num_spec_tokens,
+            is_mid_step=bool(core.batch_queue) and not self.config.is_async,
+        )
         kv = scheduler.kv_cache_manager
         check_blocks(kv, thoroughly=self.num_steps % 32 == 0)
-        if self.hashes is not None and not self._launch_failed():
+        if self.hashes is not None and not self._a_step_has_failed():
             check_cached_content(kv, self.ghost.block_values, self.hashes.of)
         if self.mirror is not None and outputs:
             self.mirror.compare(kv.pool.cached.keys())
         if not kv.pool.num_free_blocks:
             self.counts["no block is free"] += 1
 
-    def _launch_failed(self) -> bool:
-        """Whether a plan that never ran waits to be withdrawn."""
-        return any(not hasattr(future, "result") for future, _ in self.core.batch_queue)
+    def _a_step_has_failed(self) -> bool:
+        """Whether a plan waits to be withdrawn."""
+        return self.ghost.broken_by is not None or any(
+            not hasattr(future, "result") for future, _ in self.core.batch_queue
+        )
 
     def _receive(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for client, message in outputs.items():
@@ -317,10 +337,16 @@ class Simulation:
             and stream.add.fault_at <= stream.num_planned
         ]
 
-    def _failure(self, plan: SchedulerOutput, kind: FaultKind) -> Exception | None:
+    def _failure(
+        self, plan: SchedulerOutput, kind: Literal["execute", "sample", "result"]
+    ) -> BaseException | None:
         if self._faulty and self._culprits(plan, kind):
             self.counts["steps failed by a request"] += 1
             return RuntimeError("poisoned request")
+        interrupt = _INTERRUPTS.get(kind)
+        if interrupt in self._glitches:
+            self._glitches.remove(interrupt)
+            return Interrupt()
         if kind in self._glitches and len(plan.num_scheduled_tokens) > 1:
             self._glitches.remove(kind)
             self.counts["steps failed by a glitch"] += 1

@@ -17,6 +17,7 @@ from twostep.sim.case import (
     Event,
     FaultKind,
     Glitch,
+    GlitchKind,
     Pause,
     ResetCache,
     Resume,
@@ -25,7 +26,13 @@ from twostep.sim.ghost_model import VOCAB
 
 _FAULTS: tuple[FaultKind, ...] = ("execute", "sample", "result", "nan", "lost")
 _PAUSES: tuple[Literal["abort", "wait", "keep"], ...] = ("abort", "wait", "keep")
-_GLITCHES: tuple[FaultKind, ...] = ("execute", "sample", "result")
+_GLITCHES: tuple[GlitchKind, ...] = (
+    "execute",
+    "sample",
+    "result",
+    "interrupt launch",
+    "interrupt wait",
+)
 
 
 def make_case(seed: int, steps: int, *, is_async: bool) -> Case:
