@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -184,3 +185,19 @@ def test_questions_have_evidence(document: dict[str, Any]) -> None:
         "mode": "FULL",
     }
     assert all(set(q) == {"question", "answer", "evidence"} for q in document["questions"])
+
+
+def test_the_tour_can_be_traced_and_recorded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beside the tour's own observer; the recording replays to the same plans."""
+    trace, record = tmp_path / "trace.json", tmp_path / "record"
+    assert cli.main(["tour", "--json", "--trace", str(trace), "--record", str(record)]) == 0
+    document = json.loads(capsys.readouterr().out)
+    steps = {
+        event["args"]["step"]
+        for event in json.loads(trace.read_text())
+        if "step" in event.get("args", {})
+    }
+    assert document["scheduler_output"]["step_id"] in steps
+    assert cli.main(["replay", str(record)]) == 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import shutil
 import sys
 from functools import partial
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING
 from twostep.contracts.errors import UsageError
 from twostep.entrypoints.cli import args as cli_args
 from twostep.entrypoints.cli import console
+from twostep.entrypoints.cli.engine import tell_watch
 
 if TYPE_CHECKING:
     from twostep.entrypoints.tour.live import LiveTour
@@ -46,10 +48,12 @@ def run(argv: list[str]) -> int:
     add(
         "-t", "--threads", type=cli_args.positive_size, metavar="N", help="compute threads (--live)"
     )
+    cli_args.add_watch_flags(parser)
     output = parser.add_mutually_exclusive_group()
     output.add_argument("--json", action="store_true", help="one JSON document on standard output")
     output.add_argument("--markdown", action="store_true", help="as the page docs/tour.md")
     args = parser.parse(argv)
+    cli_args.check_watch_flags(args)
     if args.live is None:
         if args.threads is not None:
             raise UsageError("--threads is for --live: a simulated device has none")
@@ -70,19 +74,23 @@ def show_simulated(args: argparse.Namespace) -> int:
     from twostep.entrypoints.tour.page import tour_page
     from twostep.entrypoints.tour.simulated import simulate
     from twostep.entrypoints.tour.text import tour_text
+    from twostep.entrypoints.tracing.watch import Watch
 
     asked = args.prompt_tokens
-    journey = simulate(
-        Situation() if asked is None else Situation(prompt_tokens_a=asked),
-        device=args.device or DEVICE,
-        max_num_batched_tokens=args.max_num_batched_tokens,
-    )
+    with contextlib.closing(Watch(args.trace, args.record)) as watch:
+        journey = simulate(
+            Situation() if asked is None else Situation(prompt_tokens_a=asked),
+            device=args.device or DEVICE,
+            max_num_batched_tokens=args.max_num_batched_tokens,
+            watch=watch,
+        )
     if args.json:
         console.print_json(tour_document(journey))
     elif args.markdown:
         print(tour_page(journey), end="")
     else:
         print(tour_text(journey, text_width(), *styles()))
+    tell_watch(watch)
     return 0
 
 
@@ -109,7 +117,10 @@ def go_live(args: argparse.Namespace) -> LiveTour:
 
     model = resolve(args.live, reporter_for())
     options = EngineOptions(
-        max_num_batched_tokens=args.max_num_batched_tokens, threads=args.threads
+        max_num_batched_tokens=args.max_num_batched_tokens,
+        threads=args.threads,
+        trace=args.trace,
+        record=args.record,
     )
     with phases() as progress:
         engine = build_engine(model.path, options, progress)
@@ -117,6 +128,8 @@ def go_live(args: argparse.Namespace) -> LiveTour:
         return run_live(engine, args.prompt_tokens)
     finally:
         engine.client.close()
+        engine.watch.close()
+        tell_watch(engine.watch)
 
 
 def text_width() -> int:

@@ -14,6 +14,7 @@ from twostep.engine.timeline import Lane, StepSpan, Timeline
 from twostep.entrypoints.build import BuiltEngine, MonotonicClock
 from twostep.entrypoints.tour.journey import Journey, Situation, make_request, travel
 from twostep.entrypoints.tour.observer import Call, Launch, TourObserver
+from twostep.entrypoints.tracing.fan_out import together
 from twostep.executor.uniproc import UniprocExecutor
 
 SEED_BUDGET = 8192
@@ -75,13 +76,14 @@ def run_live(engine: BuiltEngine, prompt_tokens_a: int | None = None) -> LiveTou
     observer.leave()
     end_all(client)
     spans: list[StepSpan] = []
-    core.observer = Timeline(clock, spans.append)
+    others = core.observer
+    core.observer = together(others, Timeline(clock, spans.append))
     steady = [
         decode_steadily(engine, count, vocab_size, spans, STEADY_STEPS)
         for count in STREAMS
         if count <= engine.boot.max_num_seqs
     ]
-    core.observer = None
+    core.observer = others
     return LiveTour(journey=journey, config=live_config(engine), steady=steady)
 
 

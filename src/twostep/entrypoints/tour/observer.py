@@ -9,10 +9,11 @@ from typing import Any
 
 import msgspec
 
-from twostep.contracts.observer import CoreMethod
+from twostep.contracts.observer import CoreMethod, StepObserver
 from twostep.contracts.outputs import EngineCoreOutputs, ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
 from twostep.engine.core import EngineCore
+from twostep.entrypoints.tracing.fan_out import together
 from twostep.runner.graphs import BatchDescriptor
 from twostep.runner.input_batch import InputBatch
 from twostep.scheduler.request import Request
@@ -98,16 +99,18 @@ class TourObserver:
         self._clock = clock
         self._look_at_launch = look_at_launch
         self._core: EngineCore | None = None
+        self._others: StepObserver | None = None
 
     def watch(self, core: EngineCore) -> None:
-        """Look at this core from now on, instead of whoever did before."""
+        """Look at this core from now on, beside whoever does already."""
         self._core = core
-        core.observer = self
+        self._others = core.observer
+        core.observer = together(self._others, self)
 
     def leave(self) -> None:
         """Look no more. Core and observer hold each other until then."""
         if self._core is not None:
-            self._core.observer = None
+            self._core.observer = self._others
             self._core = None
 
     def view(self) -> View:

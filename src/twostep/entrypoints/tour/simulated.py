@@ -6,6 +6,7 @@ from twostep.contracts.plan import SchedulerOutput
 from twostep.engine.client import InprocClient
 from twostep.entrypoints.tour.journey import Journey, Situation, travel
 from twostep.entrypoints.tour.observer import Launch, TourObserver
+from twostep.entrypoints.tracing.watch import Watch
 from twostep.sim.build import build_sim_core
 
 
@@ -15,10 +16,17 @@ def simulate(
     device: str = "h100",
     model: str = "llama-3.1-8b",
     max_num_batched_tokens: int | None = None,
+    watch: Watch | None = None,
 ) -> Journey:
-    """The seed's example, unless told otherwise; sizes that are None are the device's defaults."""
+    """The seed's example, unless told otherwise; sizes that are None are the device's defaults.
+
+    ``watch``: files that follow the core as well.
+    """
     core, executor, clock = build_sim_core(
-        model, device, max_num_batched_tokens=max_num_batched_tokens
+        model,
+        device,
+        max_num_batched_tokens=max_num_batched_tokens,
+        observe=None if watch is None else watch.begin,
     )
 
     def look_at_launch(plan: SchedulerOutput) -> Launch:

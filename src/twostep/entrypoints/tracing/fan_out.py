@@ -9,6 +9,14 @@ from twostep.contracts.outputs import EngineCoreOutputs, ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
 
 
+def together(*observers: StepObserver | None) -> StepObserver | None:
+    """One observer that stands for all that are there; None if nobody is."""
+    present = [observer for observer in observers if observer is not None]
+    if len(present) < 2:
+        return present[0] if present else None
+    return FanOut(present)
+
+
 class FanOut:
     """A ``StepObserver`` that tells others, in order."""
 

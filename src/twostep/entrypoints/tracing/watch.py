@@ -13,7 +13,7 @@ from twostep.contracts.observer import StepObserver
 from twostep.engine.device_idle import device_idle_share, host_overlap
 from twostep.engine.recording import Header
 from twostep.engine.timeline import StepSpan, Timeline
-from twostep.entrypoints.tracing.fan_out import FanOut
+from twostep.entrypoints.tracing.fan_out import together
 from twostep.entrypoints.tracing.output_file import OutputFile
 from twostep.entrypoints.tracing.step_recorder import StepRecorder
 from twostep.entrypoints.tracing.trace_file import TraceFile
@@ -77,10 +77,9 @@ class Watch:
             )
             self._recorder = StepRecorder(self._record, header, clock)
             observers.append(self._recorder)
-        if not observers:
-            return None
-        executor.time_device()
-        return observers[0] if len(observers) == 1 else FanOut(observers)
+        if observers:
+            executor.time_device()
+        return together(*observers)
 
     def close(self) -> None:
         """Write what is left. Safe to call twice, and without ``begin``."""
