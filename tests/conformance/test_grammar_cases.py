@@ -162,3 +162,12 @@ def test_structured_requests_take_turns_with_their_tokens() -> None:
         check(scheduler)
     assert seen == [None, [1], None, [2], None]
     assert grammar.accepted == [5, 5, 5]
+
+
+def test_case_63_a_chunk_alone_has_no_rows() -> None:
+    """Nothing is sampled, so nothing is masked."""
+    scheduler = make_scheduler(budget=8)
+    add(scheduler, "W", 20, 5, grammar=FakeGrammarFuture(is_done=True))
+    plan = scheduler.schedule()
+    assert plan.has_structured_output_requests
+    assert scheduler.get_grammar_bitmask(plan) is None

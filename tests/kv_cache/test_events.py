@@ -73,3 +73,17 @@ def test_a_reset_is_told_once() -> None:
     add(scheduler, "a", 5, 30)
     assert step(scheduler) == [AllBlocksCleared()]
     assert step(scheduler) == []
+
+
+def test_withdrawn_content_is_told() -> None:
+    """A request with bad numbers: what it had stored is removed again."""
+    scheduler = make_scheduler(events=True)
+    add(scheduler, "a", 40, 30)
+    plan = scheduler.schedule()
+    output = sample_all(scheduler, plan)
+    output.failed_req_ids["a"] = "NaN"
+    (message,) = scheduler.update_from_output(plan, output).values()
+    stored, *removed = message.kv_events or []
+    assert isinstance(stored, BlockStored)
+    assert [h for event in removed for h in event.block_hashes] == stored.block_hashes
+    assert all(isinstance(event, BlockRemoved) for event in removed)
