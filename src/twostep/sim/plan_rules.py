@@ -220,6 +220,8 @@ class PlanRules(StepObserver):
             due = ready[: len(first)]
             if first != due:
                 raise Violation("I14", f"{first} started, it was the turn of {due}")
+            if first:
+                self._check_nobody_was_passed_over(plan, scheduler)
             return
         waiting = [
             request.request_id
@@ -234,6 +236,17 @@ class PlanRules(StepObserver):
             raise Violation("I14", f"{started} started in this order, against their priorities")
         if waiting and min(map(self._sort_key, waiting)) < keys[-1]:
             raise Violation("I14", f"{started[-1]} started before more important ones")
+
+    def _check_nobody_was_passed_over(self, plan: SchedulerOutput, scheduler: Scheduler) -> None:
+        """Preempted requests come back before new ones start."""
+        for request in scheduler.waiting:
+            request_id = request.request_id
+            if (
+                request_id not in self.never_started
+                and request_id not in plan.preempted_req_ids
+                and not self._is_in_flight(request_id)
+            ):
+                raise Violation("I14", f"new requests started before the preempted {request_id}")
 
     def _is_ready(self, request_id: str) -> bool:
         """Whether its grammar, if it has one, is compiled."""

@@ -29,6 +29,7 @@ from twostep.sim.case import (
     Glitch,
     GlitchKind,
     Pause,
+    ResetCache,
     Resume,
 )
 from twostep.sim.clock import VirtualClock
@@ -238,9 +239,7 @@ class Simulation:
         elif isinstance(event, ClockJump):
             self.clock.advance_to(self.clock.monotonic() + event.seconds)
         else:
-            done = self.core.reset_prefix_cache(reset_running_requests=event.running)
-            self.counts["cache resets"] += done
-            check_blocks(self.core.scheduler.kv_cache_manager)
+            self._reset(event)
 
     def _add(self, add: Add) -> None:
         if len(self.core.scheduler.requests) >= self.config.max_live:
@@ -278,6 +277,16 @@ class Simulation:
             salts = self._prompts.setdefault(tuple(prompt), set())
             self.counts["same prompt, other salt"] += bool(salts - {add.salt})
             salts.add(add.salt)
+
+    def _reset(self, event: ResetCache) -> None:
+        kv = self.core.scheduler.kv_cache_manager
+        done = self.core.reset_prefix_cache(reset_running_requests=event.running)
+        self.counts["cache resets"] += done
+        if done and kv.pool.cached:
+            raise Violation("I7", "the prefix cache was reset, and content can still be found")
+        if done == bool(kv._tables):
+            raise Violation("contract", f"a reset with {len(kv._tables)} tables told {done}")
+        check_blocks(kv, thoroughly=True)
 
     def _pause(self, event: Pause) -> None:
         if event.mode == "abort":

@@ -170,7 +170,9 @@ class Stream:
             self._check_finish(finish)
         elif new and self._why_it_ends() is not None:
             raise Violation("I11", f"{request_id} reached its end and was not told")
-        if finish is not FinishReason.ERROR and output.num_preemptions != self.num_preemptions:
+        # An end without a step may come before the plan that tells of a preemption.
+        is_told = finish not in (FinishReason.ERROR, FinishReason.ABORT)
+        if is_told and output.num_preemptions != self.num_preemptions:
             self._report_preemptions(output)
         self._is_plain = not (
             self.add.logprobs

@@ -33,6 +33,8 @@ def run(argv: list[str]) -> int:
     from twostep.entrypoints.progress import Silent, reporter_for
     from twostep.sim.campaign import run_campaign
 
+    for flag in ("report", "save"):
+        check_folder(flag, getattr(args, flag))
     reporter = Silent() if args.json and not sys.stderr.isatty() else reporter_for()
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     with reporter.count("simulating", len(seeds), "seeds") as advance:
@@ -129,6 +131,12 @@ def save(case: Case, name: str) -> None:
     except OSError as error:
         raise UsageError(f"cannot write --save {name}: {error.strerror}") from error
     print(f"saved: twostep simulate check --replay {name}", file=sys.stderr)
+
+
+def check_folder(flag: str, name: str | None) -> None:
+    """Refuse a file that cannot be written before an hour of work, not after."""
+    if name is not None and not Path(name).absolute().parent.is_dir():
+        raise UsageError(f"cannot write --{flag} {name}: there is no such folder")
 
 
 def write_report(args: argparse.Namespace, tally: Tally) -> None:
