@@ -162,7 +162,7 @@ def main():
                 scheduler = make_scheduler(folder, count, is_async)
                 for number in range(count):
                     add(scheduler, hasher, f"request-{number}", 100 + number % BLOCK_SIZE)
-                cost = time_steps(scheduler, 12, args.steps, is_async)
+                cost = time_steps(scheduler, 50, args.steps, is_async)
                 rows.append({"case": f"{count} decodes", "async": is_async, **cost})
             for count in (0, 64):
                 scheduler = make_scheduler(folder, count + 1, is_async)

@@ -48,6 +48,7 @@ class Request:
     """Tokens and counters of one sequence."""
 
     __slots__ = (
+        "_prompt_token_ids",
         "all_token_ids",
         "block_hashes",
         "cache_salt",
@@ -69,7 +70,6 @@ class Request:
         "plain_until",
         "prefill_stats",
         "prompt_logprobs",
-        "prompt_token_ids",
         "request_id",
         "sampling_params",
         "sort_key",
@@ -114,7 +114,8 @@ class Request:
         )
         self.stop_reason: int | str | None = None
 
-        self.prompt_token_ids = request.prompt_token_ids
+        self._prompt_token_ids: list[int] | None = request.prompt_token_ids
+        """For the first plan; then the array is enough, and a long list is let go."""
         self.all_token_ids = token_array(request.prompt_token_ids)
         self.num_prompt_tokens = len(self.all_token_ids)
         self.num_tokens = self.num_prompt_tokens
@@ -181,8 +182,9 @@ class Request:
 
     def known_token_ids(self) -> list[int]:
         """Prompt and outputs so far, in a list that will not change."""
-        if self.num_tokens == self.num_prompt_tokens:
-            return self.prompt_token_ids
+        prompt, self._prompt_token_ids = self._prompt_token_ids, None
+        if prompt is not None and self.num_tokens == self.num_prompt_tokens:
+            return prompt
         return self.all_token_ids.tolist()
 
     def masked_stop_token_ids(self) -> list[int]:

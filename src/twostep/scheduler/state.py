@@ -226,7 +226,7 @@ class SchedulerState:
                 news.setdefault(client_index, []).append(output)
             self._news = []
         kv = self.kv_cache_manager
-        stats = self._stats.take(len(self.running), len(self.waiting), kv.usage)
+        stats = self._stats.take(len(self.running), len(self.waiting), kv.pool.usage)
         kv_events = kv.take_events()
         timestamp = self._clock.monotonic()
         outputs: dict[int, EngineCoreOutputs] = {}
