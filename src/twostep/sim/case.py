@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Literal
 
@@ -15,6 +16,7 @@ FaultKind = Literal["", "execute", "sample", "result", "nan", "lost", "unmasked"
 token that the grammar does not allow."""
 
 
+_TEXT_STEP = 256
 GlitchKind = Literal["execute", "sample", "result", "interrupt launch", "interrupt wait"]
 
 
@@ -191,4 +193,12 @@ def read_case(path: Path) -> Case:
 
 def common_text(text: int, length: int) -> list[int]:
     """The first tokens of a text that many requests begin with."""
-    return [pick((text + 1) * 0x9E37_79B9_7F4A + i * 0x1234_5678_9ABD) for i in range(length)]
+    return _whole_text(text, -(-length // _TEXT_STEP))[:length]
+
+
+@functools.lru_cache(maxsize=64)
+def _whole_text(text: int, size: int) -> list[int]:
+    """``size`` times ``_TEXT_STEP`` tokens; the caller copies what it needs."""
+    return [
+        pick((text + 1) * 0x9E37_79B9_7F4A + i * 0x1234_5678_9ABD) for i in range(size * _TEXT_STEP)
+    ]

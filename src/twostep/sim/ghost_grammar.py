@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 from twostep.contracts.clock import Clock
@@ -52,10 +53,13 @@ class GhostGrammar:
 
     def fill_bitmask(self) -> bytes:
         """The mask of the next token."""
-        bits = sum(
-            1 << token for token in range(VOCAB) if is_allowed(self.states[-1], token, self.modulus)
-        )
-        return bits.to_bytes(4 * _WORDS, "little")
+        return _bitmask(self.states[-1], self.modulus)
+
+
+@functools.lru_cache(maxsize=4096)
+def _bitmask(state: int, modulus: int) -> bytes:
+    bits = sum(1 << token for token in range(VOCAB) if is_allowed(state, token, modulus))
+    return bits.to_bytes(4 * _WORDS, "little")
 
 
 class GhostGrammarFuture:

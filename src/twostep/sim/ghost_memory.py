@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 from twostep.contracts.plan import NewRequestData
-from twostep.sim.ghost_model import VOCAB, chain, first_value
+from twostep.sim.ghost_model import VOCAB, chain, chain_all, first_value
 from twostep.sim.violation import Violation
 
 
@@ -108,13 +108,11 @@ class GhostMemory:
                 f"{request_id} has {len(row.tokens)} tokens, {new.num_cached_tokens} cached and "
                 f"{new.num_computed_tokens} computed ones",
             )
-        value = row.value
-        for position in range(new.num_computed_tokens):
-            value = chain(value, row.tokens[position])
-            if position % block_size == block_size - 1:
-                row.block_ends.append(value)
-        row.value = value
         row.computed = new.num_computed_tokens
+        if row.computed:
+            values = chain_all(row.value, row.tokens[: row.computed])
+            row.block_ends = values[block_size - 1 :: block_size]
+            row.value = values[-1]
         self._count_hits(row, num_hit)
         holders = self.holders
         for block in row.table[:num_hit]:
@@ -128,10 +126,8 @@ class GhostMemory:
             self.events["hit on the last full block"] += 1
         self.events["everything cached"] += row.cached == len(row.tokens)
         if self.evicted and len(row.tokens) > (num_hit + 1) * self.block_size:
-            value = row.value
-            for token in row.tokens[row.computed : row.computed + self.block_size]:
-                value = chain(value, token)
-            if value in self.evicted:
+            missed = row.tokens[row.computed : row.computed + self.block_size]
+            if chain_all(row.value, missed)[-1] in self.evicted:
                 self.events["evicted block asked for again"] += 1
 
     def hand_out(self, row: Row, blocks: Sequence[int]) -> None:
@@ -244,24 +240,24 @@ class GhostMemory:
         self.read_back(row, position + 1)
 
     def write(self, row: Row, start: int, tokens: Sequence[int]) -> int:
-        """KV of these tokens, position by position; returns the last one's."""
+        """KV of these tokens, block by block; returns the last one's."""
         block_size = self.block_size
-        slots, block_values, table = self.slots, self.block_values, row.table
-        uid = row.uid
-        value = row.value
-        position = start
-        for token in tokens:
-            index, offset = divmod(position, block_size)
-            block = table[index]
-            if self._writers.get(block) != uid or self.holders[block] != 1:
+        values = chain_all(row.value, tokens)
+        count = len(values)
+        done = 0
+        while done < count:
+            index, offset = divmod(start + done, block_size)
+            block = row.table[index]
+            if self._writers.get(block) != row.uid or self.holders[block] != 1:
                 self._report_write(row, block)
-            value = chain(value, token)
-            slots[block * block_size + offset] = value
-            block_values[block] = value
-            position += 1
-            if position % block_size == 0:
-                row.block_ends.append(value)
-        return value
+            end = min(done + block_size - offset, count)
+            slot = block * block_size + offset
+            self.slots.update(zip(range(slot, slot + end - done), values[done:end], strict=True))
+            self.block_values[block] = values[end - 1]
+            if offset + end - done == block_size:
+                row.block_ends.append(values[end - 1])
+            done = end
+        return values[-1] if values else row.value
 
     def _report_write(self, row: Row, block: int) -> None:
         owner = "is not its own" if self._writers.get(block) != row.uid else "others share"

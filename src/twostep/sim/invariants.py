@@ -22,26 +22,25 @@ def check_blocks(kv: KVCacheManager, *, thoroughly: bool = False) -> None:
     ``thoroughly``: the order of the free blocks, too, which takes a walk through the queue.
     """
     pool = kv.pool
-    held = Counter(
-        chain(
-            chain.from_iterable([table.block_ids for table in kv._tables.values()]),
-            chain.from_iterable(kv._parked.values()),
-        )
-    )
-    del held[NULL_BLOCK_ID]
-    shared = len(held) != held.total()
-    extra = {block: n - 1 for block, n in held.items() if n > 1} if shared else {}
+    holdings = list(chain.from_iterable([table.block_ids for table in kv._tables.values()]))
+    holdings += chain.from_iterable(kv._parked.values())
+    held = set(holdings)
+    extra: dict[int, int] = {}
+    if len(held) < len(holdings):
+        counts = Counter(holdings)
+        extra = {block: n - 1 for block, n in counts.items() if n > 1 and block != NULL_BLOCK_ID}
+    held.discard(NULL_BLOCK_ID)
     if extra != pool.extra_refs:
         raise Violation("I1", f"shared blocks: {extra} by holders, {pool.extra_refs} by count")
     free = [*pool.unhashed, *compress(range(pool.num_blocks), pool.reusable._is_free)]
     free_set = set(free)
-    if not held.keys().isdisjoint(free_set):
-        both = sorted(held.keys() & free_set)
+    if not held.isdisjoint(free_set):
+        both = sorted(held & free_set)
         raise Violation("I2", f"blocks {both} are held and free at the same time")
     if len(free_set) != len(free) or NULL_BLOCK_ID in free_set:
         raise Violation("I2", "a block is twice in the free list, or the null block is in it")
     if len(held) + len(free) != pool.num_blocks - 1 or len(free) != pool.num_free_blocks:
-        lost = set(range(1, pool.num_blocks)) - held.keys() - free_set
+        lost = set(range(1, pool.num_blocks)) - held - free_set
         raise Violation("I2", f"blocks {sorted(lost)} are neither held nor free")
     if thoroughly and set(pool.free_order()) != free_set:
         raise Violation("I2", "the queue of free blocks does not hold the free blocks")

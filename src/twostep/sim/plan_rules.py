@@ -76,10 +76,16 @@ class PlanRules(StepObserver):
         ):
             self._check_work_conserving(plan, scheduler)
         step_id = plan.step_id
+        streams = self.streams
         for request_id, num_tokens in plan.num_scheduled_tokens.items():
-            stream = self.streams[request_id]
+            stream = streams[request_id]
             stream.last_step = step_id
             stream.num_planned += num_tokens
+        if not self.config.num_spec_tokens:
+            cached = plan.scheduled_cached_reqs
+            for request_id, outputs in zip(cached.req_ids, cached.num_output_tokens, strict=True):
+                if outputs >= streams[request_id].limit:
+                    raise Violation("I8", f"{request_id} is planned past its certain end")
         self.num_tokens += plan.total_num_scheduled_tokens
 
     def called(self, method: CoreMethod, args: tuple[Any, ...]) -> None:
@@ -295,7 +301,7 @@ class PlanRules(StepObserver):
                 if needed > 0 and missing <= free:
                     raise Violation("I15", f"{request.request_id} could run, and does not")
                 is_short = True
-        if is_short or plan.preempted_req_ids or not len(scheduler.waiting):
+        if is_short or (plan.preempted_req_ids and scheduled) or not len(scheduler.waiting):
             return
         self._check_head_of_queue(plan, scheduler, left)
 
@@ -313,7 +319,9 @@ class PlanRules(StepObserver):
         if len(scheduler.running) >= min(config.max_num_seqs, config.budget):
             return
         for request in scheduler.waiting:
-            if self._is_in_flight(request.request_id) or not self._is_ready(request.request_id):
+            # What a reset threw away does not count as in flight, though its blocks are fenced.
+            awaits_result = request.last_step_id >= 0 and self._is_in_flight(request.request_id)
+            if awaits_result or not self._is_ready(request.request_id):
                 continue
             tokens = request.num_tokens
             if not config.chunked_prefill and tokens > left:

@@ -14,7 +14,7 @@ from twostep.contracts.sampling import (
 )
 from twostep.sim.case import Add
 from twostep.sim.ghost_grammar import is_allowed, next_state
-from twostep.sim.ghost_model import VOCAB, chain, first_value, pick
+from twostep.sim.ghost_model import VOCAB, chain, chain_all, first_value, pick
 from twostep.sim.violation import Violation
 
 EOS = 3
@@ -80,7 +80,7 @@ class Stream:
         self._value = first_value(add.salt)
         self._block_end: int | None = None
         self._position = 0
-        self._advance(prompt)
+        self._take_prompt(prompt)
 
     @property
     def num_outputs(self) -> int:
@@ -129,19 +129,21 @@ class Stream:
             raise Violation("I11", f"news of {self.add.request_id} went to client {client}")
         new = output.new_token_ids
         finish = output.finish_reason
-        if finish is None and len(new) == 1 and self._is_plain and new[0] not in self.stops:
-            # Most news of most requests. Whatever looks odd here is told by what follows.
-            value = self._value
-            if pick(value) == new[0] and len(self.tokens) + 1 < self._end:
-                self.tokens.append(new[0])
-                self._value = chain(value, new[0])
-                self._position += 1
-                if self.block_size and self._position % self.block_size == 0:
-                    self._note_block()
-                if output.num_preemptions != self.num_preemptions:
-                    self._report_preemptions(output)
-                return
-        self._receive_special(output, new, finish)
+        if (
+            self._is_plain
+            and finish is None
+            and len(new) == 1
+            and pick(self._value) == new[0]
+            and new[0] not in self.stops
+            and len(self.tokens) + 1 < self._end
+        ):
+            # Most news of most requests. Whatever looks odd is told by the long way.
+            self.tokens.append(new[0])
+            self._advance(new[0])
+            if output.num_preemptions != self.num_preemptions:
+                self._report_preemptions(output)
+        else:
+            self._receive_special(output, new, finish)
 
     def _receive_late(self, output: EngineCoreOutput) -> None:
         """An end without a step may be on its way when the client's abort comes."""
@@ -206,7 +208,7 @@ class Stream:
         if self.num_outputs and self._why_it_ends() is not None:
             raise Violation("I11", f"{self.add.request_id} got a token after its end")
         self.tokens.append(token)
-        self._advance((token,))
+        self._advance(token)
         if self.add.grammar is not None:
             self._grammar_state = next_state(self._grammar_state, token)
 
@@ -272,14 +274,22 @@ class Stream:
                 return FinishReason.REPETITION
         return None
 
-    def _advance(self, tokens: list[int] | tuple[int, ...]) -> None:
-        """The ghost model's KV of these tokens."""
-        block_size = self.block_size
-        for token in tokens:
-            self._value = chain(self._value, token)
-            self._position += 1
-            if block_size and self._position % block_size == 0:
+    def _take_prompt(self, prompt: list[int]) -> None:
+        """The ghost model's KV of the prompt."""
+        values = chain_all(self._value, prompt)
+        if self.block_size:
+            for end in range(self.block_size, len(prompt) + 1, self.block_size):
+                self._value, self._position = values[end - 1], end
                 self._note_block()
+        if values:
+            self._value, self._position = values[-1], len(prompt)
+
+    def _advance(self, token: int) -> None:
+        """The ghost model's KV of one more token."""
+        self._value = chain(self._value, token)
+        self._position += 1
+        if self.block_size and self._position % self.block_size == 0:
+            self._note_block()
 
     def _note_block(self) -> None:
         """A block has become full: which hash it must have."""

@@ -92,7 +92,7 @@ class _Users:
         self.num_salts = rng.choice((1, 1, 2, 3))
         self.num_clients = rng.choice((1, 1, 3))
         self.max_prompt = max(1, int(config.max_model_len * rng.choice((0.2, 0.5, 0.9, 1.0))))
-        self.max_output = max(1, int(config.max_model_len * rng.choice((0.1, 0.3, 0.8))))
+        self.max_output = max(1, int(config.max_model_len * rng.choice((0.2, 0.5, 0.9))))
         self.burst = rng.choice((1, 1, 3, 8))
         self.fault_share = rng.choice((0.0, 0.0, 0.02, 0.1))
         self.abort_share = rng.choice((0.0, 0.1, 0.3))
@@ -222,6 +222,10 @@ class _Users:
     def _new_prompt(self) -> tuple[int, int, tuple[int, ...]]:
         rng = self.rng
         text, length = rng.randrange(self.num_texts), rng.randint(1, self.max_prompt)
+        if rng.random() < 0.01:
+            # Nobody has checked this one: what fits by a hair, and what does not.
+            pool = (self.config.num_blocks - 1) * self.config.block_size
+            length = rng.choice((pool - 1, pool, rng.randint(1, 2 * self.config.max_model_len)))
         if rng.random() < 0.5:
             return text, length, ()
         num_own = rng.randint(1, length)
