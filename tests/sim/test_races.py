@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from twostep.contracts.plan import SchedulerOutput
-from twostep.sim.case import Abort, Add, Case, CaseConfig, Event, ResetCache
+from twostep.sim.case import Abort, Add, Case, CaseConfig, Event, Glitch, ResetCache
 from twostep.sim.ghost_model import oracle
 from twostep.sim.simulation import Simulation
 
@@ -123,6 +123,20 @@ def test_cache_reset_while_blocks_are_held() -> None:
     )
     assert seen.counts["cache resets"] == 0
     assert seen.streams["b"].num_first_hits == 8
+
+
+def test_cache_reset_while_a_suspect_runs_alone() -> None:
+    """Its blocks are fenced behind the step that the reset threw away: it waits for them."""
+    seen = run(
+        CaseConfig(num_blocks=67, block_size=1, max_num_seqs=2, budget=16, max_model_len=57),
+        Glitch(step=0, kind="result"),
+        Add(step=0, request_id="a", length=1),
+        Add(step=0, request_id="b", length=35),
+        ResetCache(step=7, running=True),
+    )
+    assert seen.counts["steps failed by a glitch"] == 1
+    assert any(in_flight and not plan.num_scheduled_tokens for plan, in_flight in seen.plans)
+    assert seen.streams["b"].num_outputs == 1
 
 
 @pytest.mark.parametrize("is_async", [False, True])

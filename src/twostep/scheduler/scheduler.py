@@ -138,9 +138,11 @@ class Scheduler(SchedulerState):
             return
         for other in reversed(self.running.copy()):
             self._preempt(other)
-        has_started = self._try_start(request, step, cap)
-        assert has_started, "the whole pool is free, and admission checked that it is enough"
-        self.waiting.remove_request(request)
+        if self._try_start(request, step, cap):
+            self.waiting.remove_request(request)
+            return
+        # A cache reset took its blocks away in the middle of a step: they come back with that.
+        assert self._in_flight, "the whole pool is free, and admission checked that it is enough"
 
     def _tokens_per_request_cap(self) -> int:
         """Most tokens one request may take in a step; while it is alone, all of them."""

@@ -20,9 +20,7 @@ _TEXT_STEP = 256
 GlitchKind = Literal["execute", "sample", "result", "interrupt launch", "interrupt wait"]
 
 
-class CaseConfig(
-    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True
-):
+class CaseConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What the engine core is built with."""
 
     is_async: bool = True
@@ -52,7 +50,6 @@ class Add(
     kw_only=True,
     tag="add",
     omit_defaults=True,
-    repr_omit_defaults=True,
 ):
     """A request arrives. Its prompt: ``length`` tokens of a common text, then ``tail``."""
 
@@ -94,7 +91,6 @@ class Abort(
     kw_only=True,
     tag="abort",
     omit_defaults=True,
-    repr_omit_defaults=True,
 ):
     """Requests are aborted; ids may be unknown, finished or twice in the list."""
 
@@ -110,7 +106,6 @@ class ResetCache(
     kw_only=True,
     tag="reset",
     omit_defaults=True,
-    repr_omit_defaults=True,
 ):
     """The prefix cache is to be forgotten."""
 
@@ -152,7 +147,7 @@ class ClockJump(msgspec.Struct, frozen=True, kw_only=True, tag="clock"):
 Event = Add | Abort | ResetCache | Glitch | Pause | Resume | ClockJump
 
 
-class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_omit_defaults=True):
+class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """One run."""
 
     config: CaseConfig
@@ -169,17 +164,26 @@ class Case(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, repr_o
 
     def as_test(self, name: str) -> str:
         """A test function that replays it, ready to paste."""
-        config = repr(self.config)
-        events = "".join(f"            {event!r},\n" for event in self.events)
+        events = "".join(f"            {_source(event)},\n" for event in self.events)
         return (
             f"def test_{name}() -> None:\n"
             f"    case = Case(\n"
-            f"        config={config},\n"
+            f"        config={_source(self.config)},\n"
             f"        events=(\n{events}        ),\n"
             f"        steps={self.steps},\n"
             f"    )\n"
             f"    assert run_case(case).violation is None\n"
         )
+
+
+def _source(value: CaseConfig | Event) -> str:
+    """The call that makes it; fields at their defaults are left out."""
+    fields = [
+        f"{field.name}={getattr(value, field.name)!r}"
+        for field in msgspec.structs.fields(value)
+        if getattr(value, field.name) != field.default
+    ]
+    return f"{type(value).__name__}({', '.join(fields)})"
 
 
 def read_case(path: Path) -> Case:

@@ -132,6 +132,10 @@ def _fewer_tokens(event: Event) -> Iterator[Event]:
     if not isinstance(event, Add):
         return
     replace = msgspec.structs.replace
+    if event.tail:
+        yield replace(event, length=event.length + len(event.tail), tail=())
+    if event.stops:
+        yield replace(event, stops=event.stops[1:])
     for fewer in (len(event.tail) // 2, len(event.tail) - 1):
         if 0 <= fewer < len(event.tail):
             yield replace(event, tail=event.tail[:fewer])
