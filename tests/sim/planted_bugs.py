@@ -485,6 +485,12 @@ BUGS = (
         "            if client_index < 0:",
     ),
     PlantedBug(
+        "running and waiting requests are counted the wrong way round",
+        STATE,
+        "stats = self._stats.take(len(self.running), len(self.waiting), kv.pool.usage)",
+        "stats = self._stats.take(len(self.waiting), len(self.running), kv.pool.usage)",
+    ),
+    PlantedBug(
         "an answer may be one token too long",
         REQUEST,
         "self.max_total_tokens = min(self.num_prompt_tokens + params.max_tokens, max_seq_tokens)",

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from itertools import chain, compress
 from typing import Any
 
+from twostep.contracts.outputs import SchedulerStats
 from twostep.engine.core import EngineCore
 from twostep.kv_cache.block_pool import NULL_BLOCK_ID
 from twostep.kv_cache.kv_cache_manager import KVCacheManager
@@ -122,6 +123,18 @@ def _report_tokens(request: Request, streams: Mapping[str, Stream]) -> None:
         f"{request.request_id} has {request.num_tokens} tokens, "
         f"its client {len(streams[request.request_id].tokens)}",
     )
+
+
+def check_stats(stats: SchedulerStats, scheduler: Scheduler) -> None:
+    """I11: the counts that monitoring sees are those of the queues and the pool."""
+    pool = scheduler.kv_cache_manager.pool
+    usage = 1 - (len(pool.unhashed) + sum(pool.reusable._is_free)) / (pool.num_blocks - 1)
+    told = (stats.num_running_reqs, stats.num_waiting_reqs)
+    right = (len(scheduler.running), len(scheduler.waiting))
+    if told != right or abs(stats.kv_cache_usage - usage) > 1e-9:
+        raise Violation(
+            "I11", f"told {told} and {stats.kv_cache_usage:.3f}, right are {right} and {usage:.3f}"
+        )
 
 
 def check_drained(core: EngineCore, request_ids: set[str]) -> None:

@@ -296,8 +296,9 @@ class PlanRules(StepObserver):
                 )
                 held = len(kv._tables[request.request_id].block_ids)
                 missing = -(-(computed + needed) // kv.block_size) - held
-                # Behind a window, blocks may have become free after its turn, by others' turns.
-                free = kv.pool.num_free_blocks if self.config.window is None else 0
+                # Preempting others, or their windows, may have freed blocks after its turn.
+                may_be_late = self.config.window is not None or plan.preempted_req_ids
+                free = 0 if may_be_late else kv.pool.num_free_blocks
                 if needed > 0 and missing <= free:
                     raise Violation("I15", f"{request.request_id} could run, and does not")
                 is_short = True

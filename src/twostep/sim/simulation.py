@@ -40,6 +40,7 @@ from twostep.sim.invariants import (
     check_cached_content,
     check_drained,
     check_requests,
+    check_stats,
 )
 from twostep.sim.kv_events import EventMirror
 from twostep.sim.plan_rules import PlanRules
@@ -201,6 +202,8 @@ class Simulation:
     def _receive(self, outputs: dict[int, EngineCoreOutputs]) -> None:
         for client, message in outputs.items():
             self.log.update(_ENCODER.encode(message))
+            if message.scheduler_stats is not None:
+                check_stats(message.scheduler_stats, self.core.scheduler)
             if message.kv_events and self.mirror is not None:
                 self.mirror.apply(message.kv_events)
             for output in message.outputs:
