@@ -26,8 +26,8 @@ class _Shrinker:
         self.check = outcome.violation.check
         self.runs_left = max_runs
         self.case = case
-        if outcome.violation.step <= case.steps:
-            self._try(msgspec.structs.replace(case, steps=outcome.violation.step))
+        if outcome.violation.step < case.steps:
+            self._try(msgspec.structs.replace(case, steps=outcome.violation.step + 1))
 
     def run(self) -> Case:
         """Pass after pass, until none helps."""
@@ -56,7 +56,8 @@ class _Shrinker:
             return False  # a configuration that no engine can be built with
         if violation is None or violation.check != self.check:
             return False
-        steps = min(candidate.steps, violation.step)
+        # An event breaks a rule before its step is counted.
+        steps = min(candidate.steps, violation.step + 1)
         self.case = msgspec.structs.replace(candidate, steps=steps)
         return True
 

@@ -251,7 +251,7 @@ class Simulation:
         request_id = add.request_id
         earlier = self.streams.get(request_id)
         is_taken = earlier is not None and earlier.is_live
-        if earlier is not None and is_taken and earlier.is_pause_aborted:
+        if earlier is not None and is_taken and earlier.may_have_ended:
             return  # its client waits for the news of its end
         prompt = add.prompt()
         room = self.max_seq_tokens - len(prompt)

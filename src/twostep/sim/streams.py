@@ -92,6 +92,11 @@ class Stream:
         """Whether the engine owes it something."""
         return self.finish is None and not self.is_aborted
 
+    @property
+    def may_have_ended(self) -> bool:
+        """Whether the engine may have ended it without a step; the news can be on their way."""
+        return self.is_pause_aborted or self.has_bad_grammar
+
     def request(self) -> EngineCoreRequest:
         """What the front end sends."""
         add = self.add
@@ -147,8 +152,7 @@ class Stream:
 
     def _receive_late(self, output: EngineCoreOutput) -> None:
         """An end without a step may be on its way when the client's abort comes."""
-        had_ended = self.is_pause_aborted or self.has_bad_grammar
-        if self.finish is not None or not had_ended or output.new_token_ids:
+        if self.finish is not None or not self.may_have_ended or output.new_token_ids:
             raise Violation("I10", f"news of {self.add.request_id} after its end")
         self._check_finish(output.finish_reason)
 
