@@ -43,6 +43,7 @@ def run(argv: list[str]) -> int:
             steps=args.steps,
             modes=MODES[args.mode],
             jobs=args.jobs or inspect_machine().usable_cpus,
+            max_failures=args.max_failures,
             on_progress=advance,
         )
     if args.report is not None:
@@ -72,6 +73,7 @@ def make_parser() -> cli_args.Parser:
         help="synchronous scheduling, asynchronous, or both (default)",
     )  # fmt: skip
     add("--jobs", type=size, metavar="N", help="processes (default: one for each core)")
+    add("--max-failures", type=size, default=1, metavar="N", help="go on until N (default: 1)")
     add("--json", action="store_true", help="one JSON document on standard output")
     add("--report", metavar="FILE", help="write the totals as Markdown")
     add(
