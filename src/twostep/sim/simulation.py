@@ -47,6 +47,9 @@ from twostep.sim.plan_rules import PlanRules
 from twostep.sim.streams import ContentHashes, Stream
 from twostep.sim.violation import Violation
 
+MAX_FAILURES = 10
+"""Steps that one request may make fail before it ends."""
+
 _ENCODER = msgspec.msgpack.Encoder()
 
 
@@ -211,6 +214,8 @@ class Simulation:
                 if stream is None:
                     raise Violation("I10", f"news of {output.request_id}, whom nobody knows")
                 stream.receive(output, client)
+                if output.new_token_ids and output.request_id in self.core.scheduler.suspects:
+                    raise Violation("isolation", f"{output.request_id} ran, and is still suspected")
                 if stream.finish is not None:
                     self.counts["grammar error"] += stream.has_bad_grammar
                     self.counts["tokens"] += stream.num_outputs
@@ -352,8 +357,10 @@ class Simulation:
     def _failure(
         self, plan: SchedulerOutput, kind: Literal["execute", "sample", "result"]
     ) -> BaseException | None:
-        if self._faulty and self._culprits(plan, kind):
+        if self._faulty and (culprits := self._culprits(plan, kind)):
             self.counts["steps failed by a request"] += 1
+            for request_id in culprits:
+                self._note_failure(request_id)
             return RuntimeError("poisoned request")
         interrupt = _INTERRUPTS.get(kind)
         if interrupt in self._glitches:
@@ -364,6 +371,13 @@ class Simulation:
             self.counts["steps failed by a glitch"] += 1
             return OSError("cosmic ray")
         return None
+
+    def _note_failure(self, request_id: str) -> None:
+        """Once in company, once alone: then it must end. Resets and aborts may cost a few more."""
+        stream = self.streams[request_id]
+        stream.num_failures += 1
+        if stream.num_failures > MAX_FAILURES:
+            raise Violation("isolation", f"{request_id} made {MAX_FAILURES} steps fail, and lives")
 
     def _stop_faults(self) -> None:
         self.faults_are_on = False

@@ -62,6 +62,8 @@ class Stream:
         self.is_aborted = False
         self.is_abort_queued = False
         self.num_preemptions = 0
+        self.num_failures = 0
+        """Steps that it made fail."""
         self.num_first_hits = -1
         """Cached tokens at the first start, as the plan told them."""
         self.num_planned = 0
