@@ -40,16 +40,16 @@ BUGS = (
     PlantedBug(
         "one block in seven leaks when it is freed",
         POOL,
-        "                hashed.append(block_id)\n            else:",
-        "                hashed += [block_id] if block_id % 7 else []\n            else:",
+        "        self.reusable.append(hashed)",
+        "        self.reusable.append([block_id for block_id in hashed if block_id % 7])",
         in_ci=True,
     ),
     PlantedBug(
         "one block in seven is freed twice",
         POOL,
-        "                unhashed.append(block_id)\n        self.reusable.append(hashed)",
-        "                unhashed += [block_id] * (1 + (block_id % 7 == 0))\n"
-        "        self.reusable.append(hashed)",
+        "            ordered.reverse()\n",
+        "            ordered.reverse()\n"
+        "            ordered += [block_id for block_id in ordered if block_id % 7 == 0]\n",
     ),
     PlantedBug(
         "a cache hit takes no reference",
@@ -86,23 +86,20 @@ BUGS = (
     PlantedBug(
         "a shared block is free when its first holder leaves",
         POOL,
-        "            if block_id in extra_refs:\n                if extra_refs[block_id] == 1:",
-        "            if block_id in extra_refs and block_id % 3:\n"
-        "                if extra_refs[block_id] == 1:",
+        "            if block_id not in extra_refs:",
+        "            if block_id not in extra_refs or block_id % 3 == 0:",
     ),
     PlantedBug(
         "the last extra holder is never forgotten",
         POOL,
-        "                if extra_refs[block_id] == 1:\n"
-        "                    del extra_refs[block_id]",
-        "                if extra_refs[block_id] == 0:\n"
-        "                    del extra_refs[block_id]",
+        "            elif extra_refs[block_id] == 1:",
+        "            elif extra_refs[block_id] == 0:",
     ),
     PlantedBug(
         "old entries of the free queue count",
         POOL,
-        "            if is_free[block_id] and not num_entries_of[block_id]:",
-        "            if not num_entries_of[block_id]:",
+        "                if entry_of[block_id] == self._first:",
+        "                if entry_of[block_id]:",
     ),
     PlantedBug(
         "a cache reset forgets one direction of the hash map only",

@@ -19,66 +19,68 @@ NULL_BLOCK_ID = 0
 class ReusableBlocks:
     """Free blocks that can still be found, least recently freed first.
 
-    A queue of ids in which a block may have old entries: only its last one counts, and only while
-    the block is free. So a block in the middle is taken out by changing one byte.
+    A queue of numbered entries. A block remembers the number of its last entry while it is free, so
+    one in the middle is taken out by forgetting that; its entry is skipped when its turn comes.
     """
 
-    __slots__ = ("_entries", "_is_free", "_num_entries_of", "count")
+    __slots__ = ("_entries", "_entry_of", "_first", "count")
 
     def __init__(self, num_blocks: int) -> None:
         self.count = 0
         self._entries: deque[int] = deque()
-        self._num_entries_of = [0] * num_blocks
-        self._is_free = bytearray(num_blocks)
+        self._first = 1
+        """Number of the oldest entry."""
+        self._entry_of = [0] * num_blocks
+        """By block; 0 = not here."""
 
     def __contains__(self, block_id: int) -> bool:
-        return self._is_free[block_id] == 1
+        return self._entry_of[block_id] != 0
 
     def append(self, block_ids: list[int]) -> None:
         """Blocks that have just become free, in this order."""
-        is_free, num_entries_of = self._is_free, self._num_entries_of
-        for block_id in block_ids:
-            assert not is_free[block_id], f"block {block_id} freed twice"
-            is_free[block_id] = 1
-            num_entries_of[block_id] += 1
+        entry_of = self._entry_of
+        for number, block_id in enumerate(block_ids, self._first + len(self._entries)):
+            assert not entry_of[block_id], f"block {block_id} freed twice"
+            entry_of[block_id] = number
         self._entries += block_ids
         self.count += len(block_ids)
-        if len(self._entries) > 2 * len(is_free):
+        if len(self._entries) > 2 * len(entry_of):
             self._drop_old_entries()
 
     def popleft(self, count: int) -> list[int]:
         """Take the blocks that were free for the longest time; there are that many."""
-        taken: list[int] = []
-        pop, is_free, num_entries_of = self._entries.popleft, self._is_free, self._num_entries_of
-        while len(taken) < count:
-            block_id = pop()
-            num_entries_of[block_id] -= 1
-            if is_free[block_id] and not num_entries_of[block_id]:
-                is_free[block_id] = 0
-                taken.append(block_id)
+        pop, entry_of = self._entries.popleft, self._entry_of
+        if len(self._entries) == self.count:  # no old entry among them
+            taken = [pop() for _ in range(count)]
+            self._first += count
+        else:
+            taken = []
+            while len(taken) < count:
+                block_id = pop()
+                if entry_of[block_id] == self._first:
+                    taken.append(block_id)
+                self._first += 1
+        for block_id in taken:
+            entry_of[block_id] = 0
         self.count -= count
         return taken
 
     def remove(self, block_id: int) -> None:
         """Take one block out; it is here."""
-        self._is_free[block_id] = 0
+        self._entry_of[block_id] = 0
         self.count -= 1
 
     def in_order(self) -> list[int]:
         """All of them, the next one to take first."""
-        seen: set[int] = set()
-        order = []
-        for block_id in reversed(self._entries):
-            if self._is_free[block_id] and block_id not in seen:
-                order.append(block_id)
-            seen.add(block_id)
-        order.reverse()
-        return order
+        entry_of = self._entry_of
+        numbered = enumerate(self._entries, self._first)
+        return [block_id for number, block_id in numbered if entry_of[block_id] == number]
 
     def _drop_old_entries(self) -> None:
         """At most every ``num_blocks`` frees, so it costs a constant for each."""
         self._entries = deque(self.in_order())
-        self._num_entries_of = list(self._is_free)
+        for number, block_id in enumerate(self._entries, self._first):
+            self._entry_of[block_id] = number
 
 
 class BlockPool:
@@ -156,28 +158,33 @@ class BlockPool:
             else:
                 extra_refs[block_id] = extra_refs.get(block_id, 0) + 1
 
-    def free_blocks(self, ordered: Iterable[int]) -> None:
+    def free_blocks(self, ordered: list[int]) -> None:
         """Drop one holder of each. Free ones with a hash queue at the tail, others in front.
 
         Requests pass their blocks last one first, so that the head of a prompt, which others
         most likely share, is evicted last.
         """
-        extra_refs, hash_of = self.extra_refs, self.hash_of
-        hashed: list[int] = []
-        unhashed: list[int] = []
-        for block_id in ordered:
-            if block_id in extra_refs:
-                if extra_refs[block_id] == 1:
-                    del extra_refs[block_id]
-                else:
-                    extra_refs[block_id] -= 1
-            elif hash_of[block_id] is not None:
-                hashed.append(block_id)
-            else:
-                unhashed.append(block_id)
+        if self.extra_refs:
+            ordered = self._without_shared(ordered)
+        hash_of = self.hash_of
+        hashed = [block_id for block_id in ordered if hash_of[block_id] is not None]
         self.reusable.append(hashed)
-        unhashed.reverse()
-        self.unhashed += unhashed
+        if len(hashed) < len(ordered):
+            ordered.reverse()
+            self.unhashed += [block_id for block_id in ordered if hash_of[block_id] is None]
+
+    def _without_shared(self, ordered: list[int]) -> list[int]:
+        """Drop one holder of each block that has several; those that become free are left."""
+        extra_refs = self.extra_refs
+        free = []
+        for block_id in ordered:
+            if block_id not in extra_refs:
+                free.append(block_id)
+            elif extra_refs[block_id] == 1:
+                del extra_refs[block_id]
+            else:
+                extra_refs[block_id] -= 1
+        return free
 
     def cache_blocks(self, block_ids: list[int], hashes: list[BlockHash]) -> list[int]:
         """Let full blocks be found by their hashes; returns those that are no twins."""

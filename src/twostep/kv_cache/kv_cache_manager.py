@@ -261,7 +261,9 @@ class KVCacheManager:
             return
         if publish:
             self._publish(request, table, request.num_computed_tokens, request.last_step_id)
-        blocks = [block_id for block_id in reversed(table.block_ids) if block_id != NULL_BLOCK_ID]
+        blocks = table.block_ids[::-1]
+        if self.sliding_window is not None:
+            blocks = [block_id for block_id in blocks if block_id != NULL_BLOCK_ID]
         self._release(blocks, request.last_step_id)
 
     def step_processed(self, step_id: int) -> None:
