@@ -99,7 +99,7 @@ def prefill_cost(decodes: int, steps: int, *, is_async: bool) -> Cost:
     scheduler = make_scheduler(decodes + 1, is_async=is_async)
     for number in range(decodes):
         add(scheduler, f"request-{number}", PROMPT_TOKENS)
-    # The front end keeps prompts for its outputs: freeing their numbers is not the scheduler's cost.
+    # Kept, as a front end keeps them: freeing their numbers is not the cost of a step.
     prompts = [
         add(scheduler, f"long-{number}", LONG_PROMPT_TOKENS, max_tokens=1)
         for number in range(steps)
