@@ -11,6 +11,7 @@ import pytest
 
 from twostep.sim.campaign import Tally, Task, run_campaign, run_task
 from twostep.sim.case import Add, Case, CaseConfig
+from twostep.sim.report import markdown
 from twostep.sim.simulation import run_case
 from twostep.sim.sometimes import SOMETIMES
 from twostep.sim.workload import make_case
@@ -99,3 +100,17 @@ def test_an_unknown_configuration_is_refused_with_a_reason() -> None:
     config = CaseConfig(num_blocks=1)
     with pytest.raises(ValueError, match="blocks"):
         run_case(Case(config=config, events=(Add(step=0, request_id="a", length=1),), steps=1))
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_an_interrupt_keeps_what_was_found(jobs: int) -> None:
+    """A long campaign that is stopped by hand tells of the seeds that it did."""
+
+    def stop(done: int) -> None:
+        raise KeyboardInterrupt
+
+    tally = run_campaign(range(3000), steps=400, modes=(False,), jobs=jobs, on_progress=stop)
+    assert tally.was_interrupted
+    assert 0 < tally.seeds < 3000
+    assert tally.total_steps >= 400 * tally.seeds
+    assert "stopped by hand" in markdown(tally, command="x")

@@ -45,6 +45,8 @@ class Tally(msgspec.Struct, kw_only=True):
     seconds: float = 0.0
     """On the clock."""
     failures: list[Failure] = msgspec.field(default_factory=list)
+    was_interrupted: bool = False
+    """Stopped by hand before the last seed."""
 
     @property
     def total_steps(self) -> int:
@@ -101,17 +103,21 @@ def run_campaign(
 ) -> Tally:
     """Run all seeds; ends early after ``max_failures``. ``on_progress``: seeds done so far.
 
-    The sums do not depend on ``jobs``.
+    The sums do not depend on ``jobs``. An interrupt ends it as well, with what was found so far: a
+    long run is worth something at any time.
     """
     start = time.perf_counter()
     tally = Tally()
     done = 0
-    for task, found in _results(_tasks(seeds, steps, tuple(modes)), jobs):
-        tally.add(found)
-        done += len(task.seeds)
-        on_progress(done)
-        if len(tally.failures) >= max_failures:
-            break
+    try:
+        for task, found in _results(_tasks(seeds, steps, tuple(modes)), jobs):
+            tally.add(found)
+            done += len(task.seeds)
+            on_progress(done)
+            if len(tally.failures) >= max_failures:
+                break
+    except KeyboardInterrupt:
+        tally.was_interrupted = True
     tally.seconds = time.perf_counter() - start
     return tally
 

@@ -17,7 +17,8 @@ def markdown(tally: Tally, *, command: str) -> str:
         "",
         f"`{command}`",
         "",
-        f"**{violations} violations** in {tally.total_steps:,} steps of {tally.seeds:,} runs.",
+        f"**{violations} violations** in {tally.total_steps:,} steps of {tally.seeds:,} runs"
+        f"{' (stopped by hand before the last one)' if tally.was_interrupted else ''}.",
         "What is checked and how to read a failing seed: [simulator.md](simulator.md).",
         "",
         *_table(

@@ -25,7 +25,7 @@ MODES = {"sync": (False,), "async": (True,), "both": (False, True)}
 
 
 def run(argv: list[str]) -> int:
-    """Run the command; returns the exit code: 1 if a rule was broken."""
+    """Run the command; returns the exit code: 1 if a rule was broken, 130 if stopped by hand."""
     args = make_parser().parse(argv)
     if args.replay is not None:
         return replay(args)
@@ -57,6 +57,9 @@ def run(argv: list[str]) -> int:
             print(describe(failure.case))
     for failure in shrunk:
         save(failure.case, args.save)
+    if tally.was_interrupted:
+        print(f"stopped by hand after {tally.seeds:,} runs", file=sys.stderr)
+        return 1 if tally.failures else 130
     return 1 if tally.failures else 0
 
 
