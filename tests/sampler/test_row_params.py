@@ -16,6 +16,7 @@ def request(**params):
         stop_token_ids=[2],
         block_ids=[1],
         num_computed_tokens=0,
+        num_cached_tokens=0,
     )
 
 
