@@ -100,3 +100,21 @@ def test_an_innocent_survivor_of_a_failed_plan_is_not_blamed() -> None:
         check(scheduler)
     assert news["a"].finish_reason is FinishReason.LENGTH
     assert tokens == [1, 1, 1]
+
+
+def test_blocks_shared_with_a_step_in_flight_only_do_come_back() -> None:
+    """The other holder has ended; its fence falls with its step."""
+    scheduler = make_scheduler(is_async=True, num_blocks=1 + 8, block_size=4)
+    shared = list(range(8))
+    add(scheduler, "gone", shared, 50)
+    first = scheduler.schedule()
+    request = add(scheduler, "a", shared, 50)
+    second = scheduler.schedule()
+    assert second.num_scheduled_tokens == {"gone": 1, "a": 1}
+    kv = scheduler.kv_cache_manager
+    assert not kv.gives_blocks_back(request)
+    scheduler.finish_requests(["gone"], RequestStatus.FINISHED_ABORTED)
+    assert kv.gives_blocks_back(request)
+    scheduler.update_from_output(first, result(first, gone=1))
+    scheduler.update_from_output(second, result(second, gone=1, a=1))
+    check(scheduler)

@@ -169,16 +169,17 @@ class KVCacheManager:
     def fits_when_released(self, request: KVRequest, num_new_tokens: int) -> bool:
         """Whether it will fit once the steps in flight were processed."""
         take = self.blocks_to_take(request, request.num_computed_tokens + num_new_tokens)
-        parked = Counter(block_id for blocks in self._parked.values() for block_id in blocks)
+        parked = self._count_parked()
         holders = self.pool.num_holders
         returning = sum(holders(block_id) == times for block_id, times in parked.items())
         return take <= self.pool.num_free_blocks + returning
 
     def gives_blocks_back(self, request: KVRequest) -> bool:
-        """Whether some block of the request has no other holder."""
-        extra_refs = self.pool.extra_refs
+        """Whether some block of the request has no other holder than steps in flight."""
+        parked = self._count_parked()
+        holders = self.pool.num_holders
         return any(
-            block_id != NULL_BLOCK_ID and block_id not in extra_refs
+            block_id != NULL_BLOCK_ID and holders(block_id) - parked[block_id] == 1
             for block_id in self._tables[request.request_id].block_ids
         )
 
@@ -316,6 +317,10 @@ class KVCacheManager:
         return taken or None
 
     # ---------------------------------------------------------------- inside
+
+    def _count_parked(self) -> Counter[int]:
+        """{block: fences that hold it}."""
+        return Counter(block_id for blocks in self._parked.values() for block_id in blocks)
 
     def _longest_prefix(self, hashes: Iterable[BlockHash]) -> list[int]:
         cached = self.pool.cached

@@ -193,7 +193,8 @@ class PlanRules(StepObserver):
         """Those who lost their blocks are the least important ones of those who ran."""
         victims = [r for r in self.running if r in plan.preempted_req_ids]
         others = [r for r in self.running if r not in plan.preempted_req_ids]
-        if not victims or not others:
+        # Under a window the device does not know which blocks a request still holds.
+        if not victims or not others or self.config.window is not None:
             return
         order = {request_id: (i, 0.0, "") for i, request_id in enumerate(self.running)}
         key = self._sort_key if self.config.policy == "priority" else order.__getitem__
