@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 
+# vLLM reads it when it is imported, so the imports below come late (E402).
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
 
 import torch  # noqa: E402
