@@ -100,11 +100,6 @@ class KVCacheManager:
     # ---------------------------------------------------------------- looking
 
     @property
-    def usage(self) -> float:
-        """Share of the pool that is held, 0..1."""
-        return self.pool.usage
-
-    @property
     def max_tokens_per_request(self) -> int | None:
         """Longest sequence that one request alone can hold; None where a window bounds it."""
         if self.sliding_window and self.max_blocks_per_request <= self.pool.num_usable_blocks:
