@@ -171,7 +171,7 @@ def main():
                 scheduler = make_scheduler(folder, count + 1, is_async)
                 for number in range(count):
                     add(scheduler, hasher, f"request-{number}", 100)
-                steps = max(1, args.steps // 8)
+                steps = max(1, args.steps // 2)
                 # As ours: kept, so that freeing the numbers is not timed.
                 prompts = [
                     add(scheduler, hasher, f"long-{number}", 20_000, max_tokens=1)

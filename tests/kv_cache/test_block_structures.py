@@ -43,7 +43,7 @@ def test_reusable_blocks_last_free_counts() -> None:
     assert queue.in_order() == [2, 3, 1]
     assert queue.popleft(2) == [2, 3]
     assert queue.popleft(1) == [1]
-    with pytest.raises(IndexError):
+    with pytest.raises(AssertionError, match="0 are here"):
         queue.popleft(1)
 
 

@@ -98,8 +98,8 @@ BUGS = (
     PlantedBug(
         "old entries of the free queue count",
         POOL,
-        "                if entry_of[block_id] == self._first:",
-        "                if entry_of[block_id]:",
+        "            if not _skips(self._left_behind, block_id):",
+        "            if self._is_free[block_id]:",
     ),
     PlantedBug(
         "a cache reset forgets one direction of the hash map only",

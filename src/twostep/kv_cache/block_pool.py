@@ -7,7 +7,6 @@ blocks that can still be found queue behind all of those, in the order in which 
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable
 
 from twostep.kv_cache.block_hash import BlockHash
@@ -19,68 +18,88 @@ NULL_BLOCK_ID = 0
 class ReusableBlocks:
     """Free blocks that can still be found, least recently freed first.
 
-    A queue of numbered entries. A block remembers the number of its last entry while it is free, so
-    one in the middle is taken out by forgetting that; its entry is skipped when its turn comes.
+    A list that is read from the front. A block that is taken out of the middle leaves its entry
+    behind: the last entry of a free block is its place, and those before it are skipped.
     """
 
-    __slots__ = ("_entries", "_entry_of", "_first", "count")
+    __slots__ = ("_entries", "_is_free", "_left_behind", "_start", "count")
 
     def __init__(self, num_blocks: int) -> None:
         self.count = 0
-        self._entries: deque[int] = deque()
-        self._first = 1
-        """Number of the oldest entry."""
-        self._entry_of = [0] * num_blocks
-        """By block; 0 = not here."""
+        self._entries: list[int] = []
+        self._start = 0
+        """Entries that were read already."""
+        self._is_free = [False] * num_blocks
+        """By block: whether it is here."""
+        self._left_behind: dict[int, int] = {}
+        """{block: its next entries, that many, are to be skipped}"""
 
     def __contains__(self, block_id: int) -> bool:
-        return self._entry_of[block_id] != 0
+        return self._is_free[block_id]
 
     def append(self, block_ids: list[int]) -> None:
         """Blocks that have just become free, in this order."""
-        entry_of = self._entry_of
-        for number, block_id in enumerate(block_ids, self._first + len(self._entries)):
-            assert not entry_of[block_id], f"block {block_id} freed twice"
-            entry_of[block_id] = number
+        is_free = self._is_free
+        for block_id in block_ids:
+            assert not is_free[block_id], f"block {block_id} freed twice"
+            is_free[block_id] = True
         self._entries += block_ids
         self.count += len(block_ids)
-        if len(self._entries) > 2 * len(entry_of):
-            self._drop_old_entries()
+        if len(self._entries) > 2 * len(is_free):
+            # At most every ``num_blocks`` frees, so it costs a constant for each.
+            self._entries = self.in_order()
+            self._start = 0
+            self._left_behind.clear()
 
     def popleft(self, count: int) -> list[int]:
-        """Take the blocks that were free for the longest time; there are that many."""
-        pop, entry_of = self._entries.popleft, self._entry_of
-        if len(self._entries) == self.count:  # no old entry among them
-            taken = [pop() for _ in range(count)]
-            self._first += count
+        """Take the blocks that were free for the longest time."""
+        assert count <= self.count, f"{count} blocks wanted, {self.count} are here"
+        if self._left_behind:
+            taken = self._read_entries(count)
         else:
-            taken = []
-            while len(taken) < count:
-                block_id = pop()
-                if entry_of[block_id] == self._first:
-                    taken.append(block_id)
-                self._first += 1
+            taken = self._entries[self._start : self._start + count]
+            self._start += count
+        is_free = self._is_free
         for block_id in taken:
-            entry_of[block_id] = 0
+            is_free[block_id] = False
         self.count -= count
         return taken
 
     def remove(self, block_id: int) -> None:
         """Take one block out; it is here."""
-        self._entry_of[block_id] = 0
+        self._is_free[block_id] = False
+        self._left_behind[block_id] = self._left_behind.get(block_id, 0) + 1
         self.count -= 1
 
     def in_order(self) -> list[int]:
         """All of them, the next one to take first."""
-        entry_of = self._entry_of
-        numbered = enumerate(self._entries, self._first)
-        return [block_id for number, block_id in numbered if entry_of[block_id] == number]
+        entries = self._entries[self._start :]
+        if self._left_behind:
+            skip = self._left_behind.copy()
+            entries = [block_id for block_id in entries if not _skips(skip, block_id)]
+        return entries
 
-    def _drop_old_entries(self) -> None:
-        """At most every ``num_blocks`` frees, so it costs a constant for each."""
-        self._entries = deque(self.in_order())
-        for number, block_id in enumerate(self._entries, self._first):
-            self._entry_of[block_id] = number
+    def _read_entries(self, count: int) -> list[int]:
+        """The next ``count`` blocks that are in their place."""
+        taken: list[int] = []
+        while len(taken) < count:
+            block_id = self._entries[self._start]
+            self._start += 1
+            if not _skips(self._left_behind, block_id):
+                taken.append(block_id)
+        return taken
+
+
+def _skips(left_behind: dict[int, int], block_id: int) -> bool:
+    """Whether the block's entry that was just read is an old one; that is counted."""
+    times = left_behind.get(block_id)
+    if times is None:
+        return False
+    if times == 1:
+        del left_behind[block_id]
+    else:
+        left_behind[block_id] = times - 1
+    return True
 
 
 class BlockPool:

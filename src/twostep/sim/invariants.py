@@ -33,7 +33,7 @@ def check_blocks(kv: KVCacheManager, *, thoroughly: bool = False) -> None:
     held.discard(NULL_BLOCK_ID)
     if extra != pool.extra_refs:
         raise Violation("I1", f"shared blocks: {extra} by holders, {pool.extra_refs} by count")
-    free = [*pool.unhashed, *compress(range(pool.num_blocks), pool.reusable._entry_of)]
+    free = [*pool.unhashed, *compress(range(pool.num_blocks), pool.reusable._is_free)]
     free_set = set(free)
     if not held.isdisjoint(free_set):
         both = sorted(held & free_set)
@@ -128,9 +128,7 @@ def _report_tokens(request: Request, streams: Mapping[str, Stream]) -> None:
 def check_stats(stats: SchedulerStats, scheduler: Scheduler) -> None:
     """I11: the counts that monitoring sees are those of the queues and the pool."""
     pool = scheduler.kv_cache_manager.pool
-    usage = 1 - (len(pool.unhashed) + sum(map(bool, pool.reusable._entry_of))) / (
-        pool.num_blocks - 1
-    )
+    usage = 1 - (len(pool.unhashed) + sum(pool.reusable._is_free)) / (pool.num_blocks - 1)
     told = (stats.num_running_reqs, stats.num_waiting_reqs)
     right = (len(scheduler.running), len(scheduler.waiting))
     if told != right or abs(stats.kv_cache_usage - usage) > 1e-9:

@@ -81,7 +81,7 @@ def measure(decodes: list[int], steps: int) -> dict[str, object]:
             cost = decode_cost(count, steps, is_async=is_async)
             rows.append({"case": f"{count} decodes", "async": is_async, **dataclasses.asdict(cost)})
         for count in (0, 64):
-            cost = prefill_cost(count, max(1, steps // 8), is_async=is_async)
+            cost = prefill_cost(count, max(1, steps // 2), is_async=is_async)
             name = f"{LONG_PROMPT_TOKENS}-token prompts in chunks, {count} decodes"
             rows.append({"case": name, "async": is_async, **dataclasses.asdict(cost)})
     return {"unit": "microseconds per step (schedule + update)", "rows": rows}
