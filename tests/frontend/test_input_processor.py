@@ -85,8 +85,10 @@ def test_case_61_b36_prompt_length(make_inputs: Make, length: int, fits: bool) -
         request = inputs.process("r", [5] * length, params)
         assert request.core_requests[0].sampling_params.max_tokens == 1
     else:
-        with pytest.raises(InvalidRequestError, match=f"{length} tokens and max_model_len is 64"):
+        words = f"context length is 64 tokens. However, your prompt contains {length} input"
+        with pytest.raises(InvalidRequestError, match=words) as caught:
             inputs.process("r", [5] * length, params)
+        assert caught.value.code == "context_length_exceeded"
 
 
 def test_case_61_max_tokens_default_is_the_room_left(make_inputs: Make) -> None:

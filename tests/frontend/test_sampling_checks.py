@@ -52,7 +52,7 @@ GOOD: list[tuple[str, Any]] = [
     ("logprobs", 20),
     ("prompt_logprobs", 0),
     ("stream_interval", 1),
-    ("stop", ["a"] * 16),
+    ("stop", ["a"] * 64),
     ("stop", "é" * 128),
     ("stop_token_ids", list(range(128))),
     ("stop_token_ids", [0, VOCAB - 1]),

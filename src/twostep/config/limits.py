@@ -11,7 +11,8 @@ class Limits:
 
     max_n: int = 128
     """Sequences of one request."""
-    max_stop_strings: int = 16
+    max_stop_strings: int = 64
+    """Editors send twenty and more."""
     max_stop_string_bytes: int = 256
     """Bytes of one stop string in UTF-8."""
     max_stop_token_ids: int = 128

@@ -25,11 +25,15 @@ class UsageError(TwostepError, ValueError):
 
 
 class InvalidRequestError(UsageError):
-    """A prompt or a sampling parameter is out of range. ``param`` names the field."""
+    """A prompt or a sampling parameter is out of range. ``param`` names the field.
 
-    def __init__(self, message: str, param: str | None = None) -> None:
+    ``code`` is the stable word under which servers report it (OpenAI's where it has one).
+    """
+
+    def __init__(self, message: str, param: str | None = None, code: str = "invalid_value") -> None:
         super().__init__(message)
         self.param = param
+        self.code = code
 
 
 class ModelError(TwostepError):

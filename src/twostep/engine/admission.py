@@ -40,6 +40,7 @@ def _check_prompt_length(length: int, scheduler: Scheduler) -> None:
             f"the prompt has {length} tokens and max_model_len is {max_model_len}, which leaves "
             f"no room for an answer: shorten the prompt or raise --max-model-len",
             "prompt",
+            "context_length_exceeded",
         )
     if length >= scheduler.max_seq_tokens:
         kv = scheduler.kv_cache_manager
@@ -49,4 +50,5 @@ def _check_prompt_length(length: int, scheduler: Scheduler) -> None:
             f"{kv.pool.num_usable_blocks} ({scheduler.max_seq_tokens} tokens): shorten the prompt "
             f"or give the KV cache more memory",
             "prompt",
+            "context_length_exceeded",
         )

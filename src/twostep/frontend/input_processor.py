@@ -163,6 +163,7 @@ class InputProcessor:
                 f"the prompt has {len(text)} characters; with max_model_len {self.max_model_len} "
                 f"no more than {most} are read; shorten it",
                 "prompt",
+                "context_length_exceeded",
             )
         return self.tokenizer.encode(text)
 
@@ -198,9 +199,12 @@ class InputProcessor:
             )
         if len(ids) >= self.max_model_len:
             raise InvalidRequestError(
-                f"the prompt has {len(ids)} tokens and max_model_len is {self.max_model_len}, "
-                "so there is no room for an answer; shorten the prompt or raise max_model_len",
+                # Clients look for the first two sentences' words.
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"your prompt contains {len(ids)} input tokens, which leaves no room for an "
+                "answer; shorten the prompt or raise max_model_len",
                 "prompt",
+                "context_length_exceeded",
             )
 
     # Parameters that depend on more than themselves ---------------------------------------------
