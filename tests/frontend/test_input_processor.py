@@ -150,7 +150,7 @@ def test_an_endless_text_is_not_even_tokenised(make_inputs: Make) -> None:
     inputs = make_inputs(limits=Limits(max_prompt_chars_per_token=2))
     with pytest.raises(InvalidRequestError, match="129 characters"):
         inputs.process("r", "a" * 129, PARAMS)
-    with pytest.raises(InvalidRequestError, match="128 tokens"):
+    with pytest.raises(InvalidRequestError, match="128 input tokens"):
         inputs.process("r", "1" * 128, PARAMS)
 
 
