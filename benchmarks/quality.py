@@ -25,7 +25,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.entrypoints.build import EngineOptions, build_engine
+from twostep.entrypoints.build import build_engine
+from twostep.entrypoints.engine_options import EngineOptions
 from twostep.runner.prompt_logits import prompt_logits
 
 CONTEXT = 512

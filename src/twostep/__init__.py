@@ -34,11 +34,13 @@ if TYPE_CHECKING:
         StructuredOutputsParams,
     )
     from twostep.entrypoints.llm import LLM
+    from twostep.frontend.async_llm import AsyncLLM
 
 __version__ = "0.1.0"
 
 __all__ = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineDeadError",
     "InvalidRequestError",
@@ -63,6 +65,8 @@ def _home(name: str) -> str:
     """The module that defines a public name."""
     if name == "LLM":
         return "twostep.entrypoints.llm"
+    if name == "AsyncLLM":
+        return "twostep.frontend.async_llm"
     if name in ("CompletionOutput", "Logprob", "RequestOutput"):
         return "twostep.contracts.results"
     if name == "RequestOutputKind" or name.endswith("Params"):

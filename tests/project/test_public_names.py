@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 PUBLIC = [
     "LLM",
+    "AsyncLLM",
     "CompletionOutput",
     "EngineDeadError",
     "InvalidRequestError",

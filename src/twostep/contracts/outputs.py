@@ -44,6 +44,10 @@ class PrefillStats(msgspec.Struct, frozen=True, kw_only=True):
 
     num_prompt_tokens: int
     num_cached_tokens: int
+    queued_ts: float = 0.0
+    """When the core took the request in; seconds, the core's clock."""
+    scheduled_ts: float = 0.0
+    """When it was planned for the first time."""
 
 
 class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

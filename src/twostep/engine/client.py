@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Protocol
 
+from twostep.contracts.errors import EngineDeadError, InvalidRequestError
 from twostep.contracts.outputs import EngineCoreOutputs
 from twostep.contracts.request import EngineCoreRequest
-from twostep.engine.core import EngineCore
+from twostep.engine.core import EngineCore, PauseMode
 
 
 class InprocClient:
@@ -47,3 +49,55 @@ class InprocClient:
     def close(self) -> None:
         """Drop all requests and free the device. Safe to call twice."""
         self.engine_core.shutdown()
+
+
+class CoreEvents(Protocol):
+    """Who is told what an engine core says; all calls come on the event loop."""
+
+    def on_outputs(self, outputs: EngineCoreOutputs) -> None:
+        """News of one step."""
+        ...
+
+    def on_refused(self, request_id: str, error: InvalidRequestError) -> None:
+        """The core does not take a request that was added."""
+        ...
+
+    def on_dead(self, error: EngineDeadError) -> None:
+        """The core has stopped. Told once; nothing comes after it."""
+        ...
+
+
+class AsyncCoreClient(Protocol):
+    """An engine core that runs elsewhere: requests go there, news come back to ``CoreEvents``."""
+
+    def start(self, events: CoreEvents) -> None:
+        """From now on tell ``events``. Called once, on the event loop."""
+        ...
+
+    def add_request(self, request: EngineCoreRequest) -> None:
+        """Queue a request, without waiting. Raises EngineDeadError."""
+        ...
+
+    def abort_requests(self, request_ids: Iterable[str]) -> None:
+        """End requests without further news; unknown ids are ignored, and so is a dead core."""
+        ...
+
+    async def reset_prefix_cache(self) -> bool:
+        """See EngineCore.reset_prefix_cache. Raises EngineDeadError."""
+        ...
+
+    async def pause(self, mode: PauseMode) -> None:
+        """See EngineCore.pause. Raises EngineDeadError."""
+        ...
+
+    async def resume(self) -> None:
+        """See EngineCore.resume. Raises EngineDeadError."""
+        ...
+
+    def check_health(self, *, has_work: bool) -> None:
+        """Raise EngineDeadError if the core has stopped, or has work and makes no progress."""
+        ...
+
+    async def shutdown(self) -> None:
+        """Stop the core and free everything. Safe to call twice."""
+        ...

@@ -11,18 +11,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from twostep import _native as native
-from twostep.config.engine import (
-    CacheConfig,
-    KVCacheDtype,
-    LinearPrecision,
-    SchedulerConfig,
-    SchedulingPolicy,
-)
+from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.config.model import ModelConfig
 from twostep.contracts.errors import OutOfMemoryError, UsageError
 from twostep.engine.client import InprocClient
 from twostep.engine.core import EngineCore
 from twostep.entrypoints.boot import BootReport
+from twostep.entrypoints.engine_options import EngineOptions
 from twostep.entrypoints.machine import inspect_machine
 from twostep.entrypoints.tracing.watch import Watch
 from twostep.executor.uniproc import UniprocExecutor
@@ -47,31 +42,6 @@ LOGITS_BUFFER_FLOATS = 16 << 20
 
 Progress = Callable[[str, float], None]
 """Called with (phase, fraction done 0..1)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EngineOptions:
-    """What a user may set; None means: find out what is best here."""
-
-    quantization: str | None = None
-    linear_precision: LinearPrecision = "auto"
-    kv_cache_dtype: KVCacheDtype = "auto"
-    kv_cache_memory_bytes: int | None = None
-    max_model_len: int | None = None
-    max_num_seqs: int | None = None
-    max_num_batched_tokens: int | None = None
-    enable_prefix_caching: bool = True
-    enable_chunked_prefill: bool = True
-    async_scheduling: bool = True
-    scheduling_policy: SchedulingPolicy = "fcfs"
-    long_prefill_token_threshold: int = 0
-    watermark: float = 0.0
-    enforce_eager: bool = False
-    threads: int | None = None
-    trace: str | Path | None = None
-    """File for a Chrome/Perfetto trace of every step."""
-    record: str | Path | None = None
-    """File for a recording that ``twostep replay`` runs again."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

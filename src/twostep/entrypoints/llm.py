@@ -14,7 +14,8 @@ from twostep.contracts.errors import EngineDeadError, InvalidRequestError
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import RequestOutputKind, SamplingParams
 from twostep.entrypoints.boot import BootReport
-from twostep.entrypoints.build import EngineOptions, build_engine
+from twostep.entrypoints.build import build_engine
+from twostep.entrypoints.engine_options import EngineOptions
 from twostep.entrypoints.progress import reporter_for
 from twostep.entrypoints.resolve import resolve
 from twostep.entrypoints.tracing.watch import Watch

@@ -6,7 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 
-from twostep.contracts.outputs import EngineCoreOutput
+from twostep.contracts.outputs import EngineCoreOutput, PrefillStats
+from twostep.contracts.request import FinishReason
 from twostep.contracts.results import (
     CompletionOutput,
     Logprob,
@@ -14,25 +15,51 @@ from twostep.contracts.results import (
     RequestStateStats,
 )
 from twostep.contracts.sampling import RequestOutputKind
+from twostep.contracts.stats import FinishedRequestStats, IterationStats
 from twostep.frontend.input_processor import ProcessedRequest
 from twostep.frontend.sequence_state import SequenceState, named_prompt_logprobs
 from twostep.frontend.tokenizer import Tokenizer
 
+OutputSink = Callable[[RequestOutput], None]
+"""Where the outputs of one request go."""
 
-@dataclasses.dataclass(frozen=True, slots=True)
+
+@dataclasses.dataclass(slots=True)
 class ProcessedOutputs:
     """What one batch of news led to."""
 
-    request_outputs: list[RequestOutput]
-    reqs_to_abort: list[str]
+    request_outputs: list[RequestOutput] = dataclasses.field(default_factory=list)
+    """Of requests without a sink of their own."""
+    reqs_to_abort: list[str] = dataclasses.field(default_factory=list)
     """Core requests that a stop string ended: the core must be told to stop them."""
+    ended: list[str] = dataclasses.field(default_factory=list)
+    """Core requests that have ended, for whatever reason."""
+    finished: list[FinishedRequestStats] = dataclasses.field(default_factory=list)
+    """Their figures, if somebody wants them."""
+
+
+@dataclasses.dataclass(slots=True)
+class SequenceTimes:
+    """When things happened to one sequence; 0 = not yet."""
+
+    first_token: float = 0.0
+    last_token: float = 0.0
+    prefill: PrefillStats | None = None
+    """What the core told with the first output."""
 
 
 class _RequestState:
     """A request and its sequences."""
 
-    def __init__(self, request: ProcessedRequest, tokenizer: Tokenizer | None, now: float) -> None:
+    def __init__(
+        self,
+        request: ProcessedRequest,
+        tokenizer: Tokenizer | None,
+        now: float,
+        sink: OutputSink | None,
+    ) -> None:
         self.request = request
+        self.sink = sink
         self.sequences = [
             SequenceState(
                 i, request.params, request.prompt_token_ids, tokenizer, request.stop_texts
@@ -44,6 +71,7 @@ class _RequestState:
         self.num_cached_tokens: int | None = None
         self.stats = RequestStateStats(arrival_time=now)
         self.preemptions = [0] * len(self.sequences)
+        self.times = [SequenceTimes() for _ in self.sequences]
 
     @property
     def finished(self) -> bool:
@@ -58,8 +86,10 @@ class _RequestState:
             stats.num_generation_tokens += new_tokens
         self.preemptions[index] = max(self.preemptions[index], output.num_preemptions)
         stats.num_preemptions = sum(self.preemptions)
-        if output.prefill_stats is not None and self.num_cached_tokens is None:
-            self.num_cached_tokens = output.prefill_stats.num_cached_tokens
+        if output.prefill_stats is not None:
+            self.times[index].prefill = output.prefill_stats
+            if self.num_cached_tokens is None:
+                self.num_cached_tokens = output.prefill_stats.num_cached_tokens
 
     def make_output(self, completions: list[CompletionOutput]) -> RequestOutput:
         request = self.request
@@ -106,21 +136,28 @@ class OutputProcessor:
         """Core requests that have not ended."""
         return len(self._states)
 
-    def add_request(self, request: ProcessedRequest) -> None:
-        """Expect news of this request."""
-        state = _RequestState(request, self._tokenizer, self._clock())
+    def add_request(self, request: ProcessedRequest, sink: OutputSink | None = None) -> None:
+        """Expect news of this request; its outputs go to ``sink``, or are returned."""
+        state = _RequestState(request, self._tokenizer, self._clock(), sink)
         for index, core_request in enumerate(request.core_requests):
             self._states[core_request.request_id] = (state, index)
             self._core_ids.setdefault(request.request_id, []).append(core_request.request_id)
 
-    def process_outputs(self, outputs: Iterable[EngineCoreOutput]) -> ProcessedOutputs:
-        """Take the core's news in order; those of unknown (finished, aborted) ids are ignored."""
+    def process_outputs(
+        self, outputs: Iterable[EngineCoreOutput], iteration: IterationStats | None = None
+    ) -> ProcessedOutputs:
+        """Take the core's news in order; those of unknown (finished, aborted) ids are ignored.
+
+        ``iteration``: filled in, and the figures of sequences that end are returned as well.
+        """
         now = self._clock()
-        done = ProcessedOutputs([], [])
+        if iteration is not None:
+            iteration.timestamp = now
+        done = ProcessedOutputs()
         for output in outputs:
             found = self._states.get(output.request_id)
             if found is not None:
-                self._process(output, *found, now, done)
+                self._process(output, *found, now, done, iteration)
         return done
 
     def _process(
@@ -130,20 +167,39 @@ class OutputProcessor:
         index: int,
         now: float,
         done: ProcessedOutputs,
+        iteration: IterationStats | None,
     ) -> None:
         sequence = state.sequences[index]
         before = len(sequence.token_ids)
         sequence.update(output)
-        state.observe(index, output, now, len(sequence.token_ids) - before)
+        new_tokens = len(sequence.token_ids) - before
+        state.observe(index, output, now, new_tokens)
+        times = state.times[index]
+        if new_tokens:
+            if iteration is not None:
+                _count(iteration, state, times, now, new_tokens)
+            times.first_token = times.first_token or now
+            times.last_token = now
         if output.new_prompt_logprobs is not None and state.prompt_logprobs is None:
             state.prompt_logprobs = named_prompt_logprobs(
                 output.new_prompt_logprobs, state.request.prompt_token_ids, self._tokenizer
             )
         if sequence.finished:
             self._forget(output.request_id, state)
+            done.ended.append(output.request_id)
+            if iteration is not None:
+                done.finished.append(_finished_stats(state, index, now))
             if sequence.stopped_by_text and output.finish_reason is None:
                 done.reqs_to_abort.append(output.request_id)
-        if (made := self._output_now(state, sequence, first=before == 0)) is not None:
+        self._tell(state, self._output_now(state, sequence, first=before == 0), done)
+
+    @staticmethod
+    def _tell(state: _RequestState, made: RequestOutput | None, done: ProcessedOutputs) -> None:
+        if made is None:
+            return
+        if state.sink is not None:
+            state.sink(made)
+        else:
             done.request_outputs.append(made)
 
     def _output_now(
@@ -162,12 +218,15 @@ class OutputProcessor:
             return None
         return state.make_output([sequence.take_output(params.output_kind)])
 
-    def abort_requests(self, request_ids: Iterable[str]) -> ProcessedOutputs:
+    def abort_requests(
+        self, request_ids: Iterable[str], *, with_stats: bool = False
+    ) -> ProcessedOutputs:
         """End requests by the user's ids (or core ids): last outputs, and what the core must stop.
 
-        Unknown ids are ignored.
+        Unknown ids are ignored. ``with_stats``: return the figures of what ended as well.
         """
-        done = ProcessedOutputs([], [])
+        now = self._clock()
+        done = ProcessedOutputs()
         for request_id in request_ids:
             known = [request_id] if request_id in self._states else []
             for core_id in list(self._core_ids.get(request_id, known)):
@@ -176,8 +235,10 @@ class OutputProcessor:
                 sequence.abort()
                 self._forget(core_id, state)
                 done.reqs_to_abort.append(core_id)
-                if (made := self._output_now(state, sequence, first=False)) is not None:
-                    done.request_outputs.append(made)
+                done.ended.append(core_id)
+                if with_stats:
+                    done.finished.append(_finished_stats(state, index, now))
+                self._tell(state, self._output_now(state, sequence, first=False), done)
         return done
 
     def _forget(self, core_id: str, state: _RequestState) -> None:
@@ -186,6 +247,46 @@ class OutputProcessor:
         siblings.remove(core_id)
         if not siblings:
             del self._core_ids[state.request.request_id]
+
+
+def _count(
+    iteration: IterationStats, state: _RequestState, times: SequenceTimes, now: float, tokens: int
+) -> None:
+    """A sequence got tokens: add to the figures of this message."""
+    iteration.num_generation_tokens += tokens
+    if times.last_token:
+        iteration.inter_token_latencies.append(now - times.last_token)
+        return
+    iteration.time_to_first_tokens.append(now - state.stats.arrival_time)
+    if times.prefill is not None:
+        iteration.num_prompt_tokens += times.prefill.num_prompt_tokens
+        iteration.num_cached_tokens += times.prefill.num_cached_tokens
+
+
+def _finished_stats(state: _RequestState, index: int, now: float) -> FinishedRequestStats:
+    request, sequence, times = state.request, state.sequences[index], state.times[index]
+    assert sequence.finish_reason is not None
+    assert request.params.max_tokens is not None
+    prefill = times.prefill
+    arrival, first = state.stats.arrival_time, times.first_token
+    scheduled = 0.0 if prefill is None else prefill.scheduled_ts
+    return FinishedRequestStats(
+        request_id=request.request_id,
+        index=index,
+        finish_reason=FinishReason[sequence.finish_reason.upper()],
+        num_prompt_tokens=len(request.prompt_token_ids),
+        num_cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
+        num_generation_tokens=len(sequence.token_ids),
+        max_tokens=request.params.max_tokens,
+        n=request.params.n,
+        num_preemptions=state.preemptions[index],
+        e2e_latency=now - arrival,
+        queued_time=0.0 if prefill is None else prefill.scheduled_ts - prefill.queued_ts,
+        prefill_time=first - scheduled if first and scheduled else 0.0,
+        decode_time=times.last_token - first,
+        time_to_first_token=first - arrival if first else 0.0,
+        is_last=state.finished,
+    )
 
 
 def merge_request_outputs(

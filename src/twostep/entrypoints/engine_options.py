@@ -1,0 +1,33 @@
+"""What a user may set about an engine. Needs nothing heavy: the API process has it too."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from twostep.config.engine import KVCacheDtype, LinearPrecision, SchedulingPolicy
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class EngineOptions:
+    """What a user may set; None means: find out what is best here."""
+
+    quantization: str | None = None
+    linear_precision: LinearPrecision = "auto"
+    kv_cache_dtype: KVCacheDtype = "auto"
+    kv_cache_memory_bytes: int | None = None
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    async_scheduling: bool = True
+    scheduling_policy: SchedulingPolicy = "fcfs"
+    long_prefill_token_threshold: int = 0
+    watermark: float = 0.0
+    enforce_eager: bool = False
+    threads: int | None = None
+    trace: str | Path | None = None
+    """File for a Chrome/Perfetto trace of every step."""
+    record: str | Path | None = None
+    """File for a recording that ``twostep replay`` runs again."""
