@@ -1,0 +1,1 @@
+"""The HTTP face of an engine: OpenAI's protocol, with vLLM's extensions."""

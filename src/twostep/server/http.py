@@ -1,0 +1,142 @@
+"""One HTTP exchange: headers, body, answer. Plain ASGI."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from twostep.server.decode import decode_body
+from twostep.server.errors import ApiError
+
+T = TypeVar("T")
+
+JSON = b"application/json"
+
+
+class ClientGone(Exception):
+    """The client closed the connection: nobody waits for an answer."""
+
+
+class HttpCall:
+    """A request and the way back."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self.scope = scope
+        self.receive = receive
+        self.send = send
+
+    @property
+    def request_id(self) -> str:
+        """The client's X-Request-Id, or one made for it."""
+        request_id: str = self.scope["state"]["request_id"]
+        return request_id
+
+    def header(self, name: bytes) -> str | None:
+        """The first header of this (lower-case) name."""
+        for key, value in self.scope["headers"]:
+            if key == name:
+                text: str = value.decode("latin-1")
+                return text
+        return None
+
+    def hang_up(self) -> bool:
+        """Close the connection without waiting for the client; False if the server cannot."""
+        abort = self.scope.get("extensions", {}).get("twostep.abort")
+        if abort is not None:
+            abort()
+        return abort is not None
+
+    async def read_body(self, limit: int) -> bytes:
+        """The whole body. Raises ApiError (request_too_large) or ClientGone."""
+        declared = self.header(b"content-length")
+        if declared is not None and declared.isdigit() and int(declared) > limit:
+            raise _too_large(limit)
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await self.receive()
+            if message["type"] == "http.disconnect":
+                raise ClientGone
+            part = message.get("body", b"")
+            size += len(part)
+            if size > limit:
+                raise _too_large(limit)
+            parts.append(part)
+            if not message.get("more_body", False):
+                return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    async def answer(
+        self,
+        body: bytes,
+        status: int = 200,
+        headers: Mapping[str, str] | None = None,
+        content_type: bytes = JSON,
+    ) -> None:
+        """Send a whole response."""
+        fields = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+        for name, value in (headers or {}).items():
+            fields.append((name.lower().encode("latin-1"), value.encode("latin-1", "replace")))
+        await self.send({"type": "http.response.start", "status": status, "headers": fields})
+        await self.send({"type": "http.response.body", "body": body})
+
+    async def answer_json(self, value: Any, status: int = 200) -> None:
+        """Send a struct, list or mapping."""
+        await self.answer(msgspec.json.encode(value), status)
+
+    async def answer_error(self, error: ApiError) -> None:
+        """Send an error."""
+        await self.answer(error.body(), error.status, error.headers)
+
+
+def _too_large(limit: int) -> ApiError:
+    # Whatever else the client sends is not read: the connection ends.
+    return ApiError(
+        "request_too_large",
+        f"the request body has more than {limit} bytes (--max-request-bytes); send less",
+        headers={"Connection": "close"},
+    )
+
+
+Handler = Callable[[HttpCall, T], Awaitable[None]]
+
+
+class JsonEndpoint(Generic[T]):
+    """An ASGI app: a JSON body in, whatever ``handle`` sends out."""
+
+    def __init__(self, kind: type[T], handle: Handler[T], max_bytes: int) -> None:
+        self.kind = kind
+        self._handle = handle
+        self._max_bytes = max_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        call = HttpCall(scope, receive, send)
+        _check_content_type(call)
+        body = await call.read_body(self._max_bytes)
+        await self._handle(call, decode_body(body, self.kind))
+
+
+class PlainEndpoint:
+    """An ASGI app for requests whose body, if any, does not matter."""
+
+    def __init__(self, handle: Callable[[HttpCall], Awaitable[None]]) -> None:
+        self._handle = handle
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        await self._handle(HttpCall(scope, receive, send))
+
+
+def _check_content_type(call: HttpCall) -> None:
+    """Only JSON: a page of another site can send anything else without asking."""
+    given = (call.header(b"content-type") or "").partition(";")[0].strip().lower()
+    if given != "application/json" and not (
+        given.startswith("application/") and given.endswith("+json")
+    ):
+        raise ApiError(
+            "unsupported_media_type",
+            f"the content type is {given[:100] or 'not given'}; send Content-Type: application/json",
+        )

@@ -1,0 +1,1 @@
+"""What a model writes, told apart: answer, reasoning and tool calls."""

@@ -1,0 +1,124 @@
+"""What all endpoints share: settings, the engine once it is loaded, and where the server stands."""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable
+from typing import Any, Literal
+
+from twostep import __version__
+from twostep.contracts.errors import EngineDeadError
+from twostep.contracts.sampling import SamplingParams
+from twostep.frontend.async_llm import AsyncLLM
+from twostep.server.errors import ApiError, engine_dead, overloaded
+from twostep.server.in_flight import InFlight, shutting_down
+from twostep.server.parsers.formats import Formats, choose_formats
+from twostep.server.settings import ServerSettings
+
+Status = Literal["loading", "ready", "draining", "dead"]
+
+
+class ServerState:
+    """Owned by the server; endpoints read it."""
+
+    def __init__(
+        self, settings: ServerSettings, wall_clock: Callable[[], float] = time.time
+    ) -> None:
+        """On the running event loop. ``wall_clock`` gives ``created``, seconds since 1970."""
+        self.settings = settings
+        self.status: Status = "loading"
+        self.phase = "start"
+        """Of loading."""
+        self.fraction = 0.0
+        """How far that phase is, 0..1."""
+        self.in_flight = InFlight(
+            max_queued_reqs=settings.max_num_queued_reqs,
+            max_queued_tokens=settings.max_num_queued_tokens,
+            timeout=settings.request_timeout,
+        )
+        self.system_fingerprint = ""
+        self.default_chat_template_kwargs: dict[str, Any] = {}
+        self.formats: Formats = choose_formats(None)
+        """How this model writes tool calls and reasoning."""
+        self._wall_clock = wall_clock
+        self._engine: AsyncLLM | None = None
+        self._defaults = SamplingParams()
+        self.created = int(wall_clock())
+
+    def now(self) -> int:
+        """Seconds since 1970, for ``created``."""
+        return int(self._wall_clock())
+
+    @property
+    def model_name(self) -> str:
+        """The name that answers carry."""
+        return self.settings.served_model_names[0]
+
+    def loading(self, phase: str, fraction: float) -> None:
+        """The engine is being loaded."""
+        self.phase, self.fraction = phase, fraction
+
+    def ready(self, engine: AsyncLLM, defaults: SamplingParams, formats: Formats) -> None:
+        """The engine is loaded; ``defaults`` is what a request without parameters gets."""
+        self._engine = engine
+        self._defaults = defaults
+        self.formats = formats
+        info = engine.info
+        facts = f"{info.model_path}|{info.quantization}|{info.kv_cache_dtype}|{info.architecture}"
+        digest = hashlib.sha256(facts.encode("utf-8", "replace")).hexdigest()[:8]
+        self.system_fingerprint = f"twostep-{__version__}-{digest}"
+        if self.status == "loading":
+            self.status = "ready"
+
+    def default_params(self) -> SamplingParams:
+        """A fresh copy of what a request without parameters gets."""
+        return self._defaults.clone()
+
+    @property
+    def loaded_engine(self) -> AsyncLLM | None:
+        """The engine, whatever its health; None while it is loaded."""
+        return self._engine
+
+    def check_open(self) -> None:
+        """Raise ApiError unless requests are taken."""
+        if self.status == "loading":
+            raise overloaded(
+                f"the model is still being loaded: {self.phase} {self.percent} %", "loading"
+            )
+        if self.status == "draining":
+            raise shutting_down()
+        if self.status == "dead" or self._engine is None or self._engine.errored:
+            raise engine_dead()
+
+    @property
+    def engine(self) -> AsyncLLM:
+        """The engine that takes requests. Raises ApiError (loading, shutting_down, engine_dead)."""
+        self.check_open()
+        assert self._engine is not None
+        return self._engine
+
+    @property
+    def percent(self) -> int:
+        """How far the phase of loading is."""
+        return int(100 * min(1.0, max(0.0, self.fraction)))
+
+    async def health(self) -> str | None:
+        """Why the engine is not well; None if it is. Asks nobody who could be stuck."""
+        if self._engine is None:
+            return f"loading: {self.phase} {self.percent} %"
+        try:
+            await self._engine.check_health()
+        except EngineDeadError as error:
+            return str(error)
+        return None
+
+    def check_model(self, name: str | None) -> None:
+        """Raise ApiError (model_not_found) for a model that is not served. No name is fine."""
+        names = self.settings.served_model_names
+        if name and name not in names and self.settings.model_name_policy == "strict":
+            raise ApiError(
+                "model_not_found",
+                f"The model `{name[:200]}` does not exist; this server has {', '.join(names)}",
+                "model",
+            )
