@@ -18,7 +18,7 @@ TOOL_CALLS = "[TOOL_CALLS]"
 ARGS = "[ARGS]"
 CALL_ID = "[CALL_ID]"
 _MARKERS = (TOOL_CALLS, ARGS, CALL_ID)
-_NAME = re.compile(r"[^\s\[{]+")
+_IN_NAME = re.compile(r"[^\s\[{]+")
 
 
 class _At(enum.Enum):
@@ -72,7 +72,7 @@ class NamedArgumentsReader:
         if marker == TOOL_CALLS or self._at is _At.SPAN:
             return False
         if self._at is _At.NAME:
-            sink.start(self._name)
+            sink.start(self._name.rstrip())
         self._at = _At.ID if marker == CALL_ID else _At.ARGUMENTS
         return True
 
@@ -82,12 +82,12 @@ class NamedArgumentsReader:
             self._span.take_char(char)
             sink.arguments(char)
             return True
-        if self._at is _At.NAME and _NAME.match(char):
+        if self._at is _At.NAME and (char.isspace() or _IN_NAME.fullmatch(self._name + char)):
             self._name += char
             return True
         if char == "{":
             if self._at is _At.NAME:
-                sink.start(self._name)
+                sink.start(self._name.rstrip())
             self._at = _At.SPAN
             self._span.take_char(char)
             sink.arguments(char)
