@@ -87,6 +87,7 @@ OUTPUTS: list[tuple[str, dict[str, Any]]] = [
     ("<think>cut short \n", {"reasoning": "think"}),
     ("thoughts without an end </thin", {"reasoning": "think", "starts_in_reasoning": True}),
     (" plain <text> [with] {braces} ", {}),
+    ('no call:  {"name": "ping"} \n x', {"tool_format": "json"}),
 ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ TEMPLATES = [
     ("{{- '<|python_tag|>' }}", "llama3_json", None),
     ('respond with {"name": function name, "parameters": dictionary}', "llama3_json", None),
     ("[AVAILABLE_TOOLS] [TOOL_CALLS] [THINK][/THINK]", "mistral", "mistral"),
+    ("[TOOL_CALLS]name[ARGS]{}", "mistral_args", None),
     ("{{ '<think>\\n' }}", None, "think"),
     ("<tool_call>{name}\n<arg_key>{k}</arg_key>", None, None),
     ("<｜tool▁calls▁begin｜>", None, None),

@@ -51,8 +51,8 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
     """The forms of one model's output."""
 
     tool_format: str | None
-    """hermes, qwen3_coder, llama3_json, mistral or json; None: calls are not looked for, unless a
-    request demands one, and then it is the ``json`` form."""
+    """hermes, qwen3_coder, llama3_json, mistral (an array), mistral_args (name[ARGS]) or json.
+    None: calls are not looked for, unless a request demands one; then it is the ``json`` form."""
     tool_reason: str
     """Why that one, for the log and ``/server_info``."""
     reasoning_format: str | None
@@ -76,7 +76,7 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
 
     def new_call_id(self) -> str:
         """An id for a call, in the form that the model's template takes back."""
-        if self.tool_format == "mistral":
+        if self.tool_format in ("mistral", "mistral_args"):
             return "".join(secrets.choice(_ALPHANUMERIC) for _ in range(9))
         return f"call_{secrets.token_hex(12)}"
 
@@ -126,6 +126,8 @@ def choose_formats(
     tool_format, tool_reason = _choose(
         tool_call_parser, "--tool-call-parser", TOOL_PARSERS, _find_tools(template)
     )
+    if tool_format == "mistral" and "[ARGS]" in template:
+        tool_format = "mistral_args"
     reasoning_format, reasoning_reason = _choose(
         reasoning_parser, "--reasoning-parser", REASONING_PARSERS, _find_reasoning(template)
     )

@@ -144,6 +144,8 @@ class OutputParser:
             markers += [*tools.opening, *tools.stray]
         self._finder = MarkerFinder(markers) if markers else None
         self._may_be_bare = bool(tools and tools.bare)
+        self._is_plain = self._finder is None and not self._may_be_bare
+        """Nothing is looked for."""
 
     @property
     def num_tool_calls(self) -> int:
@@ -157,7 +159,7 @@ class OutputParser:
 
     def feed(self, text: str) -> list[Event]:
         """The events that ``text``, the next piece of the output, makes certain."""
-        if self._finder is None and not self._may_be_bare and self._reader is None:
+        if self._is_plain:
             return [Text(text)] if text else []
         self._read(text)
         return self._take_events()

@@ -35,7 +35,7 @@ def make_syntax(tool_format: str, tools: Sequence[Mapping[str, Any]]) -> ToolSyn
             )
         case "llama3_json":
             return ToolSyntax([PYTHON_TAG], [], "{", _llama_reader)
-        case "mistral":
+        case "mistral" | "mistral_args":
             return ToolSyntax([TOOL_CALLS], [ARGS, CALL_ID], "", lambda _: MistralReader())
         case "json":
             return ToolSyntax([], [], "[{", lambda _: JsonBlockReader(must_look_like_call=True))
