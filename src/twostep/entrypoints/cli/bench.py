@@ -7,6 +7,7 @@ import importlib
 from twostep.contracts.errors import UsageError
 
 BENCHES: tuple[tuple[str, str], ...] = (
+    ("serve", "load on a running server, timed from outside: latency, throughput, goodput"),
     ("scheduler", "host cost of planning a step and taking its result, without a model"),
 )
 """(name, what it measures); the module of a bench is ``bench_NAME``."""
