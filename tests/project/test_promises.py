@@ -64,6 +64,10 @@ IMPORT_NAMES = {"pyzmq": "zmq"}
 """Of packages that are imported under another name."""
 
 
+LOADED_BY_OTHERS = {"httptools"}
+"""Needed, but imported by a dependency: uvicorn's fast HTTP parser is an extra of it."""
+
+
 def test_every_import_is_a_declared_dependency() -> None:
     """What the package imports is what pip installs with it."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -74,7 +78,7 @@ def test_every_import_is_a_declared_dependency() -> None:
         used |= imported_names(path)
     foreign = used - sys.stdlib_module_names - {"twostep"}
     assert foreign <= declared
-    assert declared <= foreign
+    assert declared - LOADED_BY_OTHERS <= foreign
 
 
 def planning_files() -> list[Path]:

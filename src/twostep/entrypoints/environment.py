@@ -8,6 +8,7 @@ from pathlib import Path
 VARIABLES: tuple[tuple[str, str], ...] = (
     ("TWOSTEP_HOME", "where models fetched by name lie (default ~/.cache/twostep)"),
     ("TWOSTEP_OFFLINE", "1: never open the network"),
+    ("TWOSTEP_API_KEY", "key that requests to `twostep serve` need"),
     ("TWOSTEP_DEBUG", "1: show Python tracebacks on errors"),
     ("TWOSTEP_CPU_ISA", "force the kernels of one instruction set: scalar, avx2, avx512"),
     ("HF_HOME, HF_HUB_CACHE", "where Hub repositories are cached (huggingface_hub's own)"),

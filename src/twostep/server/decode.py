@@ -79,7 +79,9 @@ def explain(error: msgspec.ValidationError) -> ApiError:
             return _missing(path)
         where = path or "the request body"
         return ApiError(
-            "invalid_type", f"{where} is {_name(got)}; it must be {_alternatives(wanted)}", path or None
+            "invalid_type",
+            f"{where} is {_name(got)}; it must be {_alternatives(wanted)}",
+            path or None,
         )
     return ApiError("invalid_value", f"{path or 'the request body'}: {what}", path or None)
 

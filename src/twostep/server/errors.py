@@ -20,6 +20,7 @@ BAD_REQUEST = "invalid_request_error"
 
 _STATUS_OF_CODE = {
     "invalid_api_key": 401,
+    "invalid_host": 403,
     "model_not_found": 404,
     "not_found": 404,
     "unknown_url": 404,
@@ -43,7 +44,6 @@ CODES = frozenset(
     {
         *_STATUS_OF_CODE,
         "invalid_json",
-        "invalid_host",
         "missing_required_parameter",
         "invalid_type",
         "invalid_value",

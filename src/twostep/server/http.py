@@ -76,7 +76,9 @@ class HttpCall:
         content_type: bytes = JSON,
     ) -> None:
         """Send a whole response."""
-        fields = [(b"content-type", content_type), (b"content-length", str(len(body)).encode())]
+        fields = [(b"content-length", str(len(body)).encode())]
+        if body:
+            fields.append((b"content-type", content_type))
         for name, value in (headers or {}).items():
             fields.append((name.lower().encode("latin-1"), value.encode("latin-1", "replace")))
         await self.send({"type": "http.response.start", "status": status, "headers": fields})
@@ -138,5 +140,6 @@ def _check_content_type(call: HttpCall) -> None:
     ):
         raise ApiError(
             "unsupported_media_type",
-            f"the content type is {given[:100] or 'not given'}; send Content-Type: application/json",
+            f"the content type is {given[:100] or 'not given'}; "
+            "send Content-Type: application/json",
         )

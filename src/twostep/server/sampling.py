@@ -53,7 +53,11 @@ def sampling_params(request: SamplingFields, defaults: SamplingParams) -> Sampli
         value = getattr(request, name)
         if value is not None:
             setattr(params, name, value)
-    if request.stream and params.prompt_logprobs is not None and request.prompt_logprobs is not None:
+    if (
+        request.stream
+        and params.prompt_logprobs is not None
+        and request.prompt_logprobs is not None
+    ):
         raise ApiError(
             "invalid_value",
             "prompt_logprobs cannot be streamed; leave stream or prompt_logprobs out",
@@ -64,8 +68,11 @@ def sampling_params(request: SamplingFields, defaults: SamplingParams) -> Sampli
     if (detection := request.repetition_detection) is not None:
         params.repetition_detection = RepetitionDetectionParams(
             max_pattern_size=detection.max_pattern_size,
-            min_pattern_size=1 if detection.min_pattern_size is None else detection.min_pattern_size,
-            min_count=2 if detection.min_count is None else detection.min_count,
+            **{
+                name: value
+                for name in ("min_pattern_size", "min_count")
+                if (value := getattr(detection, name)) is not None
+            },
         )
     params.structured_outputs = _structured(request)
     return params
@@ -78,7 +85,8 @@ def _check_unsupported(request: SamplingFields) -> None:
         raise _unsupported("thinking_token_budget")
     if request.stream_options is not None and not request.stream:
         raise ApiError(
-            "invalid_value", "stream_options needs stream: true; set it or leave it out",
+            "invalid_value",
+            "stream_options needs stream: true; set it or leave it out",
             "stream_options",
         )
 

@@ -67,7 +67,7 @@ class EventStream:
         self._comment: asyncio.Task[None] | None = None
         self.is_open = False
         """Whether the status has been sent."""
-        self._is_closed = False
+        self._is_ending = False
         self._arm()
 
     async def write(self, data: bytes) -> None:
@@ -76,13 +76,14 @@ class EventStream:
 
     async def finish(self, data: bytes) -> None:
         """Send the last events."""
-        self.close()
+        self._is_ending = True
         await self._send(data, more=False)
+        self.close()
 
     def close(self) -> None:
-        """No more comments. Safe to call twice."""
-        self._is_closed = True
-        if self._timer is not None and not self._writing:
+        """Stop the timer. Safe to call twice."""
+        self._is_ending = True
+        if self._timer is not None:
             self._timer.cancel()
 
     async def _send(self, data: bytes, *, more: bool) -> None:
@@ -97,8 +98,6 @@ class EventStream:
             await self._call.send({"type": "http.response.body", "body": data, "more_body": more})
         finally:
             self._writing -= 1
-            if self._is_closed and self._timer is not None and not more:
-                self._timer.cancel()
 
     def _arm(self) -> None:
         waits = [seconds for seconds in (self._keep_alive, self._stall_timeout) if seconds > 0]
@@ -111,7 +110,7 @@ class EventStream:
             if 0 < self._stall_timeout <= silent:
                 self._call.hang_up()
                 return
-        elif self._is_closed:
+        elif self._is_ending:
             return
         elif 0 < self._keep_alive <= silent + 1e-3:
             self._comment = self._loop.create_task(self._send(KEEP_ALIVE, more=True))

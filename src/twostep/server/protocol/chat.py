@@ -163,12 +163,12 @@ class ChatCompletionResponse(msgspec.Struct, kw_only=True):
     """All answers."""
 
     id: str
+    object: str = "chat.completion"
     created: int
     model: str
     choices: list[ChatChoice]
     usage: Usage
     system_fingerprint: str
-    object: str = "chat.completion"
     service_tier: str | None = None
     prompt_logprobs: list[dict[str, Any] | None] | msgspec.UnsetType = msgspec.UNSET
     prompt_token_ids: list[int] | msgspec.UnsetType = msgspec.UNSET

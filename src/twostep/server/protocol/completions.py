@@ -47,11 +47,11 @@ class CompletionResponse(msgspec.Struct, kw_only=True):
     """All continuations."""
 
     id: str
+    object: str = "text_completion"
     created: int
     model: str
     choices: list[CompletionChoice]
     usage: Usage
     system_fingerprint: str
-    object: str = "text_completion"
     service_tier: str | None = None
     timings: Timings | msgspec.UnsetType = msgspec.UNSET

@@ -21,8 +21,8 @@ class ModelCard(msgspec.Struct, kw_only=True):
     """A model that can be asked."""
 
     id: str
-    created: int
     object: str = "model"
+    created: int
     owned_by: str = "twostep"
     root: str
     parent: str | None = None
@@ -34,5 +34,5 @@ class ModelCard(msgspec.Struct, kw_only=True):
 class ModelList(msgspec.Struct, kw_only=True):
     """All of them."""
 
-    data: list[ModelCard]
     object: str = "list"
+    data: list[ModelCard]

@@ -1,0 +1,240 @@
+"""``twostep serve [MODEL]``: an HTTP server that speaks OpenAI's protocol."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from twostep.contracts.errors import UsageError
+from twostep.entrypoints.catalogue import DEFAULT_MODEL
+from twostep.entrypoints.cli import args as cli_args
+from twostep.entrypoints.cli.help_pages import show_help
+from twostep.entrypoints.cli.serve_flags import add_server_flags
+
+if TYPE_CHECKING:
+    from twostep.contracts.sampling import SamplingParams
+    from twostep.frontend.async_llm import AsyncLLM
+    from twostep.server.launcher import Server
+    from twostep.server.settings import ServerSettings
+    from twostep.server.state import ServerState
+
+DESCRIPTION = """\
+Serve MODEL (default smollm2-135m) to every client that speaks OpenAI's protocol.
+
+  twostep serve
+  twostep serve model.gguf --port 8080 --api-key SECRET
+  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' \\
+    -d '{"messages": [{"role": "user", "content": "Hello"}]}'
+"""
+
+
+def make_parser() -> cli_args.Parser:
+    """The command's flags; building it imports nothing heavy."""
+    parser = cli_args.Parser("twostep serve", "[MODEL]", DESCRIPTION)
+    parser.add_argument("words", nargs="*", help=argparse.SUPPRESS)
+    add_server_flags(parser)
+    cli_args.add_engine_flags(parser)
+    return parser
+
+
+def run(argv: list[str]) -> int:
+    """Run the command; returns the exit code: 0 after SIGTERM, 130 after Ctrl-C, 1 on failure."""
+    parser = make_parser()
+    if show_help(parser, argv):
+        return 0
+    args = parser.parse(argv)
+    name = model_name(args)
+    cli_args.check_watch_flags(args)
+    settings = server_settings(args, name)
+    check_parsers(args)
+    return serve(args, name, settings)
+
+
+def model_name(args: argparse.Namespace) -> str:
+    """The model, from the operand or --model."""
+    words: list[str] = [*args.words, *([args.model] if args.model else [])]
+    if len(words) > 1:
+        raise UsageError(f"one MODEL, not {len(words)}: {' '.join(words)}")
+    return words[0] if words else DEFAULT_MODEL
+
+
+def server_settings(args: argparse.Namespace, name: str) -> ServerSettings:
+    """The server's settings from the flags and TWOSTEP_API_KEY."""
+    from twostep.server.app import loopback_hosts
+    from twostep.server.settings import ServerSettings
+
+    keys = [key for group in args.api_key or [] for key in group]
+    if not keys and (from_environment := os.environ.get("TWOSTEP_API_KEY")):
+        keys = [from_environment]
+    if "" in keys:
+        raise UsageError("--api-key is empty: give a key, or leave the flag out")
+    is_local = args.uds is None and args.host in ("localhost", "127.0.0.1", "::1")
+    hosts = None
+    if is_local or args.allowed_hosts:
+        hosts = (*loopback_hosts(), *(args.allowed_hosts or []))
+    return ServerSettings(
+        served_model_names=tuple(args.served_model_name or [default_served_name(name)]),
+        model_name_policy=args.model_name_policy,
+        api_keys=tuple(keys),
+        allowed_hosts=hosts,
+        allowed_origins=tuple(args.allowed_origins or ()),
+        root_path=args.root_path.rstrip("/"),
+        max_request_bytes=args.max_request_bytes,
+        max_num_queued_reqs=args.max_num_queued_reqs,
+        max_num_queued_tokens=args.max_num_queued_tokens,
+        request_timeout=args.request_timeout or None,
+        shutdown_timeout=args.shutdown_timeout,
+        sse_keep_alive_interval=args.sse_keep_alive_interval,
+        trust_request_chat_template=args.trust_request_chat_template,
+        enable_log_requests=args.enable_log_requests,
+        disable_access_log=args.disable_uvicorn_access_log,
+    )
+
+
+def default_served_name(model: str) -> str:
+    """The name under which clients ask for a model: never a path of this machine."""
+    from twostep.entrypoints.resolve import looks_like_path
+
+    return Path(model).name if looks_like_path(model) or Path(model).exists() else model
+
+
+def check_parsers(args: argparse.Namespace) -> None:
+    """Raise UsageError for a parser that there is not, before anything is loaded."""
+    from twostep.server.parsers.formats import choose_formats
+
+    choose_formats(
+        None, tool_call_parser=args.tool_call_parser, reasoning_parser=args.reasoning_parser
+    )
+
+
+def serve(args: argparse.Namespace, name: str, settings: ServerSettings) -> int:
+    """Listen, load, serve until the end."""
+    import asyncio
+
+    import uvloop
+
+    from twostep.server.launcher import Server, listen, url_of
+    from twostep.server.logs import set_up_logging
+
+    started = time.monotonic()
+    set_up_logging(args.log_format, args.log_level)
+    sock = listen(args.host, args.port, args.uds)
+    url = url_of(sock) + settings.root_path
+
+    async def main() -> Server:
+        from twostep.server.app import build_app
+        from twostep.server.state import ServerState
+
+        state = ServerState(settings)
+        state.default_chat_template_kwargs = args.default_chat_template_kwargs or {}
+
+        async def load() -> AsyncLLM:
+            engine = await load_engine(args, name, state)
+            announce(url, settings, engine, time.monotonic() - started)
+            return engine
+
+        server = Server(build_app(state), state, sock, load)
+        server.handle_signals(asyncio.get_running_loop())
+        return await _run(server)
+
+    print(f"twostep: loading {name}; {url} answers 503 until it is ready", file=sys.stderr)
+    try:
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            server = runner.run(main())
+    finally:
+        if args.uds is not None:
+            Path(args.uds).unlink(missing_ok=True)
+    return 130 if server.interrupted else 0
+
+
+async def _run(server: Server) -> Server:
+    await server.run()
+    return server
+
+
+async def load_engine(args: argparse.Namespace, name: str, state: ServerState) -> AsyncLLM:
+    """Find the model, start its engine, and open the server."""
+    import asyncio
+    import importlib
+
+    # In a thread: until the modules are there, the server answers that it is loading.
+    await asyncio.to_thread(importlib.import_module, "twostep.entrypoints.async_engine")
+    from twostep.entrypoints.async_engine import ProgressReporter, start_async_llm
+    from twostep.entrypoints.cli.engine import phases
+    from twostep.entrypoints.engine_options import EngineOptions
+    from twostep.entrypoints.resolve import default_sampling, resolve
+    from twostep.server.parsers.formats import choose_formats
+
+    loop = asyncio.get_running_loop()
+    with phases() as show:
+
+        def on_progress(phase: str, fraction: float) -> None:
+            state.loading(phase, fraction)
+            show(phase, fraction)
+
+        def from_thread(phase: str, fraction: float) -> None:
+            loop.call_soon_threadsafe(on_progress, phase, fraction)
+
+        model = await asyncio.to_thread(resolve, name, ProgressReporter(from_thread))
+        options = cli_args.engine_options(args, model)
+        template = options.pop("chat_template", None)
+        engine = await start_async_llm(
+            name, EngineOptions(**options), chat_template=template, on_progress=on_progress
+        )
+    formats = choose_formats(
+        template or engine.tokenizer.chat_template,
+        tool_call_parser=args.tool_call_parser,
+        reasoning_parser=args.reasoning_parser,
+    )
+    recommended = None if args.generation_config == "vllm" else default_sampling(model)
+    state.ready(engine, default_params(recommended, args.override_generation_config), formats)
+    return engine
+
+
+def default_params(recommended: Any, override: dict[str, Any] | None) -> SamplingParams:
+    """What requests without parameters get: the model's authors' advice, then the flag's.
+
+    Raises UsageError for a name or value that is none.
+    """
+    import msgspec
+
+    from twostep.contracts.sampling import SamplingParams
+
+    params = SamplingParams()
+    if recommended is not None:
+        for name in ("temperature", "top_p", "top_k"):
+            setattr(params, name, getattr(recommended, name))
+    known = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
+    known |= {"presence_penalty", "frequency_penalty"}
+    if unknown := sorted(set(override or {}) - known):
+        raise UsageError(
+            f"--override-generation-config sets {unknown[0]!r}; "
+            f"it may set {', '.join(sorted(known))}"
+        )
+    try:
+        return msgspec.convert(
+            {**msgspec.structs.asdict(params), **(override or {})}, SamplingParams
+        )
+    except msgspec.ValidationError as error:
+        raise UsageError(f"--override-generation-config: {error}") from None
+
+
+def announce(url: str, settings: ServerSettings, engine: AsyncLLM, seconds: float) -> None:
+    """Say what was loaded, and that requests are taken."""
+    from twostep.entrypoints.cli.console import dim, table
+
+    print(dim(table(engine.info.boot), sys.stderr), file=sys.stderr)
+    print(f"twostep: ready on {url} in {seconds:.1f} s", file=sys.stderr)
+    key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
+    target = f"{url}/v1/chat/completions"
+    if url.startswith("unix:"):
+        target = f"--unix-socket {url.removeprefix('unix:')} http://localhost/v1/chat/completions"
+    example = (
+        f"  curl {target} -H 'Content-Type: application/json'{key} "
+        """-d '{"messages": [{"role": "user", "content": "Hello"}]}'"""
+    )
+    print(dim(example, sys.stderr), file=sys.stderr, flush=True)

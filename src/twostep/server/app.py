@@ -1,0 +1,66 @@
+"""The ASGI application: routes behind layers of plain ASGI."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Sequence
+
+import msgspec
+from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute, Route, Router
+from starlette.types import ASGIApp
+
+from twostep.server import openapi
+from twostep.server.http import HttpCall, PlainEndpoint
+from twostep.server.middleware.api_key import OPEN_PATHS, ApiKeyCheck
+from twostep.server.middleware.boundary import Boundary
+from twostep.server.middleware.host_check import HostCheck
+from twostep.server.routes import operations
+from twostep.server.state import ServerState
+
+LOOPBACK_NAMES = ("localhost",)
+
+
+def build_app(
+    state: ServerState,
+    *,
+    extra_routes: Sequence[BaseRoute] = (),
+    extra_open_paths: Sequence[str] = (),
+) -> ASGIApp:
+    """The whole server as one ASGI app. It answers before ``state`` is ready.
+
+    ``extra_routes`` are other parts' (metrics, pages); ``extra_open_paths`` those of them that
+    need no key.
+    """
+    settings = state.settings
+    table = operations(state)
+    routes: list[BaseRoute] = [
+        Route(operation.path, operation.app, methods=operation.methods) for operation in table
+    ]
+    document = msgspec.json.encode(openapi.document(table))
+
+    async def show_document(call: HttpCall) -> None:
+        await call.answer(document)
+
+    routes.append(Route("/openapi.json", PlainEndpoint(show_document), methods=["GET"]))
+    routes.extend(extra_routes)
+    app: ASGIApp = Router(routes, redirect_slashes=False)
+    if settings.api_keys:
+        app = ApiKeyCheck(app, settings.api_keys, OPEN_PATHS | frozenset(extra_open_paths))
+    if settings.allowed_hosts is not None:
+        app = HostCheck(app, settings.allowed_hosts)
+    app = Boundary(app, log_access=not settings.disable_access_log)
+    if settings.allowed_origins:
+        app = CORSMiddleware(
+            app,
+            allow_origins=settings.allowed_origins,
+            allow_methods=["GET", "POST", "OPTIONS"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
+    return app
+
+
+def loopback_hosts() -> tuple[str, ...]:
+    """Names under which this machine may be called."""
+    return (*LOOPBACK_NAMES, socket.gethostname())

@@ -1,0 +1,111 @@
+"""uvicorn's HTTP/1.1 protocol with what it lacks: bounded headers, deadlines, hanging up."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from uvicorn.config import Config
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.server import ServerState
+
+from twostep.server.errors import ApiError
+
+
+class HttpProtocol(HttpToolsProtocol):
+    """One connection."""
+
+    max_header_bytes = 64 << 10
+    max_headers = 256
+    receive_timeout = 30.0
+    """Seconds without a byte while a request is expected to go on."""
+
+    def __init__(
+        self,
+        config: Config,
+        server_state: ServerState,
+        app_state: dict[str, Any],
+        _loop: asyncio.AbstractEventLoop | None = None,
+    ) -> None:
+        super().__init__(config, server_state, app_state, _loop)
+        self._header_bytes = 0
+        self._deadline: asyncio.TimerHandle | None = None
+        self._expects_bytes = True
+        """Whether a request has begun, or must begin, and is not complete."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Start the clock: a connection that says nothing is closed."""
+        super().connection_made(transport)
+        self._arm()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Stop the clock."""
+        self._disarm()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes of a request."""
+        self._disarm()
+        super().data_received(data)
+        if self._expects_bytes and not self.transport.is_closing():
+            self._arm()
+
+    def on_message_begin(self) -> None:
+        """A request begins."""
+        super().on_message_begin()
+        self._expects_bytes = True
+        self._header_bytes = 0
+        self.scope["extensions"] = {"twostep.abort": self.transport.abort}  # type: ignore[dict-item]
+
+    def on_url(self, url: bytes) -> None:
+        """Part of the request line."""
+        self._count_header_bytes(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """A header."""
+        self._count_header_bytes(len(name) + len(value) + 4)
+        if len(self.headers) >= self.max_headers:
+            self._refuse_headers()
+        super().on_header(name, value)
+
+    def on_message_complete(self) -> None:
+        """A request is complete; uvicorn's keep-alive timer waits for the next one."""
+        self._expects_bytes = False
+        super().on_message_complete()
+
+    def send_400_response(self, msg: str) -> None:
+        """What does not parse as HTTP."""
+        if not self.transport.is_closing():
+            self._end_with(400, ApiError("invalid_value", "this is not a valid HTTP request"))
+
+    def _count_header_bytes(self, count: int) -> None:
+        self._header_bytes += count
+        if self._header_bytes > self.max_header_bytes:
+            self._refuse_headers()
+
+    def _refuse_headers(self) -> None:
+        error = ApiError(
+            "header_too_large",
+            f"the headers have more than {self.max_header_bytes} bytes or {self.max_headers} lines",
+        )
+        self._end_with(error.status, error)
+        raise ValueError("headers too large")  # the parser stops and reports an invalid request
+
+    def _end_with(self, status: int, error: ApiError) -> None:
+        body = error.body()
+        head = b"content-type: application/json\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+        self.transport.write(STATUS_LINE[status] + head % len(body) + body)
+        self.transport.close()
+
+    def _arm(self) -> None:
+        self._deadline = self.loop.call_later(self.receive_timeout, self._give_up)
+
+    def _disarm(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _give_up(self) -> None:
+        if not self.transport.is_closing() and not self.flow.read_paused:
+            self.transport.close()

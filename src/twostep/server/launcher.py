@@ -1,0 +1,225 @@
+"""The life of a server: listen, load, serve, drain, stop."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import stat
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from twostep.contracts.errors import UsageError
+from twostep.frontend.async_llm import AsyncLLM
+from twostep.server.http_protocol import HttpProtocol
+from twostep.server.in_flight import Interrupt
+from twostep.server.settings import ServerSettings
+from twostep.server.state import ServerState
+
+logger = logging.getLogger("twostep.server")
+
+KEEP_ALIVE_SECONDS = 75
+FLUSH_SECONDS = 2.0
+"""For the last bytes of interrupted requests."""
+HEALTH_CHECK_SECONDS = 0.25
+
+
+def listen(host: str, port: int, uds: str | None = None) -> socket.socket:
+    """A listening socket, before anything is loaded.
+
+    Raises UsageError (exit code 2) if the address is taken or is not this machine's.
+    """
+    if uds is not None:
+        return _listen_unix(uds)
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        sock = socket.socket(family, kind, proto)
+    except OSError as error:
+        raise UsageError(f"--host {host}: {error.strerror or error}") from None
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        sock.bind(address)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise UsageError(
+            f"cannot listen on {host} port {port}: {error.strerror}; take another --port "
+            "(0 takes any that is free)"
+        ) from None
+    sock.setblocking(False)
+    return sock
+
+
+def _listen_unix(path: str) -> socket.socket:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        _remove_stale(path)
+        sock.bind(path)
+        os.chmod(path, 0o600)
+        sock.listen(2048)
+    except OSError as error:
+        sock.close()
+        raise UsageError(f"cannot listen on --uds {path}: {error.strerror or error}") from None
+    sock.setblocking(False)
+    return sock
+
+
+def _remove_stale(path: str) -> None:
+    """Remove a socket that nobody listens on any more."""
+    with contextlib.suppress(FileNotFoundError):
+        if stat.S_ISSOCK(os.stat(path).st_mode):
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                if probe.connect_ex(path) != 0:
+                    Path(path).unlink()
+
+
+def url_of(sock: socket.socket) -> str:
+    """Where clients reach a listening socket."""
+    if sock.family == socket.AF_UNIX:
+        return f"unix:{sock.getsockname()}"
+    host, port = sock.getsockname()[:2]
+    if host in ("0.0.0.0", "::"):
+        host = "127.0.0.1" if host == "0.0.0.0" else "::1"
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its signal handlers: the launcher has its own."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals alone."""
+        yield
+
+
+class Server:
+    """Serves ``app`` on ``sock`` while an engine is loaded and as long as it lives."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        state: ServerState,
+        sock: socket.socket,
+        load: Callable[[], Awaitable[AsyncLLM]],
+    ) -> None:
+        """``load`` loads the engine and calls ``state.ready``; what it raises ends the server."""
+        self._state = state
+        self._sock = sock
+        self._load = load
+        self._uvicorn = _Uvicorn(_uvicorn_config(app, state.settings))
+        self._stop = asyncio.Event()
+        """Somebody asked for the end."""
+        self._stop_now = asyncio.Event()
+        """Somebody asked twice."""
+        self.interrupted = False
+        """Whether the end was asked for by Ctrl-C."""
+
+    def request_stop(self, *, interrupt: bool = False) -> None:
+        """Drain and end; the second call ends at once."""
+        if self._stop.is_set():
+            self._stop_now.set()
+        self.interrupted |= interrupt
+        self._stop.set()
+
+    async def run(self) -> None:
+        """Serve until the end. Raises what loading raised, or EngineDeadError."""
+        serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._sock]))
+        loading = asyncio.ensure_future(self._load())
+        stopping = asyncio.ensure_future(self._stop.wait())
+        engine: AsyncLLM | None = None
+        try:
+            await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                engine = await loading
+                await self._serve(engine, serving)
+        finally:
+            stopping.cancel()
+            await _end(loading)
+            if engine is None and loading.done() and not loading.cancelled():
+                engine = None if loading.exception() else loading.result()
+            self._uvicorn.should_exit = True
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+            if engine is not None:
+                await engine.shutdown()
+
+    async def _serve(self, engine: AsyncLLM, serving: asyncio.Future[None]) -> None:
+        """Until somebody asks for the end, or the engine dies."""
+        while not self._stop.is_set():
+            if serving.done():
+                return
+            if engine.errored:
+                self._state.status = "dead"
+                await self._flush()
+                raise engine.dead_error
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._stop.wait(), HEALTH_CHECK_SECONDS)
+        await self._drain(engine)
+
+    async def _drain(self, engine: AsyncLLM) -> None:
+        """Take no more requests, let those that run go on for a while, then cut them."""
+        self._state.status = "draining"
+        in_flight = self._state.in_flight
+        if len(in_flight):
+            logger.info("draining: %d requests run", len(in_flight))
+        idle = asyncio.ensure_future(in_flight.wait_idle())
+        now = asyncio.ensure_future(self._stop_now.wait())
+        try:
+            await asyncio.wait(
+                {idle, now},
+                timeout=self._state.settings.shutdown_timeout,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            idle.cancel()
+            now.cancel()
+        if len(in_flight):
+            logger.warning("%d requests did not end in time and are cut", len(in_flight))
+            in_flight.interrupt_all(Interrupt.SHUTTING_DOWN)
+            await self._flush()
+
+    async def _flush(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._state.in_flight.wait_idle(), FLUSH_SECONDS)
+
+    def handle_signals(self, loop: asyncio.AbstractEventLoop) -> None:
+        """SIGTERM and SIGINT drain; a second one stops at once."""
+        loop.add_signal_handler(signal.SIGTERM, self.request_stop)
+        loop.add_signal_handler(signal.SIGINT, lambda: self.request_stop(interrupt=True))
+
+
+async def _end(task: asyncio.Future[AsyncLLM]) -> None:
+    """Cancel a task and wait for it; whatever it raises has been told, or does not matter."""
+    if not task.done():
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, Exception):
+            await task
+
+
+def _uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+    class Protocol(HttpProtocol):
+        max_header_bytes = settings.max_header_bytes
+        max_headers = settings.max_headers
+
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        loop="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        root_path=settings.root_path,
+        timeout_keep_alive=KEEP_ALIVE_SECONDS,
+        timeout_graceful_shutdown=3,
+    )
