@@ -25,8 +25,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from twostep.entrypoints.build import build_engine
 from twostep.entrypoints.engine_options import EngineOptions
+from twostep.entrypoints.inproc_engine import build_engine
 from twostep.runner.prompt_logits import prompt_logits
 
 CONTEXT = 512
@@ -107,7 +107,7 @@ def our_quality(model: Path, base: Path, precision: str) -> tuple[float, float]:
         first = CONTEXT // 2
         position = first
         ids = tokens.tolist()
-        prefix = engine.tokenizer.special.prefix_ids
+        prefix = engine.text.tokenizer.special.prefix_ids
         ids[: len(prefix)] = prefix  # as llama-perplexity: BOS takes the place of the first token
         for logits in prompt_logits(engine.model, ids, first=first):
             rows = min(len(logits), CONTEXT - 1 - position)  # nothing follows the last token

@@ -11,8 +11,8 @@ from helpers.golden import POSITIONS, load_golden
 from helpers.tiny_models import CASES, tiny_gguf, tiny_hf_dir
 
 from twostep import _native as native
-from twostep.entrypoints.build import build_engine
 from twostep.entrypoints.engine_options import EngineOptions
+from twostep.entrypoints.inproc_engine import build_engine
 from twostep.models.loader import open_checkpoint
 from twostep.models.registry import load_model
 from twostep.ops.formats import FORMATS

@@ -30,6 +30,8 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     max_num_seqs: int
     max_num_batched_tokens: int
     num_threads: int
+    heartbeat_timeout: float = 10.0
+    """Seconds without progress after which the core counts as hung."""
     version: str
     """Of twostep."""
     boot: list[tuple[str, str]] = []

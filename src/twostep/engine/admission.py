@@ -52,3 +52,24 @@ def _check_prompt_length(length: int, scheduler: Scheduler) -> None:
             "prompt",
             "context_length_exceeded",
         )
+
+
+def check_token_ids(request: EngineCoreRequest, vocab_size: int) -> None:
+    """Raise InvalidRequestError if a number that will be an index is none.
+
+    The front end has checked all of them, with better words. The core does not rely on it.
+    """
+    params = request.sampling_params
+    ids = {
+        "prompt": request.prompt_token_ids,
+        "stop_token_ids": params.stop_token_ids,
+        "allowed_token_ids": params.allowed_token_ids,
+        "logit_bias": list(params.logit_bias or ()),
+        "bad_words": [i for word in params.bad_words_token_ids or () for i in word],
+        "eos_token_id": None if request.eos_token_id is None else [request.eos_token_id],
+    }
+    for param, values in ids.items():
+        if values and not (min(values) >= 0 and max(values) < vocab_size):
+            raise InvalidRequestError(
+                f"{param} has a token id outside 0 to {vocab_size - 1}", param, "invalid_token_id"
+            )

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from twostep import __version__
-from twostep.contracts.engine_info import EngineInfo
-from twostep.entrypoints.build import build_engine
+from twostep.entrypoints.core_spec import CoreSpec
 from twostep.entrypoints.engine_options import EngineOptions
 from twostep.entrypoints.progress import Advance
 from twostep.entrypoints.resolve import resolve
+from twostep.entrypoints.text_side import TextSide, load_text_side
 from twostep.frontend.async_llm import AsyncLLM
-from twostep.frontend.chat_prompt import ChatPrompter
-from twostep.frontend.chat_template import ChatTemplate
-from twostep.frontend.input_processor import InputProcessor
-from twostep.frontend.output_processor import OutputProcessor
-from twostep.frontend.thread_client import ThreadClient
+from twostep.frontend.core_client import AsyncMPClient
+from twostep.models.loader.open import open_checkpoint
 
 Progress = Callable[[str, float], None]
 """Called with (phase, fraction done 0..1)."""
@@ -46,43 +44,37 @@ async def start_async_llm(
             loop.call_soon_threadsafe(on_progress, phase, fraction)
 
     resolved = await asyncio.to_thread(resolve, model, ProgressReporter(progress))
-    engine = await asyncio.to_thread(build_engine, resolved.path, options, progress)
-    boot = engine.boot
-    info = EngineInfo(
-        model=resolved.name,
-        model_path=str(resolved.path),
-        architecture=boot.architecture,
-        quantization=options.quantization,
-        weight_bytes=boot.weight_bytes,
-        vocab_size=engine.config.vocab_size,
-        max_model_len=engine.max_model_len,
-        block_size=boot.kv_sizing.block_size,
-        num_gpu_blocks=boot.kv_sizing.num_blocks - 1,
-        kv_cache_dtype=boot.kv_dtype,
-        max_num_seqs=boot.max_num_seqs,
-        max_num_batched_tokens=boot.max_num_batched_tokens,
-        num_threads=boot.num_threads,
-        version=__version__,
-        boot=boot.rows(),
+    client = AsyncMPClient(
+        lambda directory, tie: CoreSpec(
+            directory=directory,
+            tie=tie,
+            parent_pid=os.getpid(),
+            model=resolved.name,
+            path=str(resolved.path),
+            options=options,
+        ).command()
     )
-    template = None
-    if chat_template is not None:
-        template = ChatTemplate(chat_template, engine.tokenizer.special.by_name)
+    try:
+        # While the core loads its weights.
+        text = await asyncio.to_thread(_load_text, resolved.path)
+        info = await client.wait_until_ready(on_progress)
+    except BaseException:
+        await asyncio.shield(client.shutdown(kill=True))
+        raise
+    gc.freeze()  # see build_core: the tables of a tokenizer are large
     return AsyncLLM(
-        ThreadClient(engine.client.engine_core),
+        client,
         info,
-        InputProcessor(
-            engine.tokenizer,
-            engine.max_model_len,
-            engine.config.vocab_size,
-            eos_token_id=engine.eos_token_ids[0] if engine.eos_token_ids else None,
-            extra_eos_token_ids=engine.eos_token_ids[1:],
-            policy=options.scheduling_policy,
-        ),
-        OutputProcessor(engine.tokenizer),
-        ChatPrompter(engine.tokenizer, template),
-        engine.tokenizer,
+        text.input_processor(info.max_model_len, info.vocab_size, options.scheduling_policy),
+        text.output_processor(),
+        text.chat_prompter(chat_template),
+        text.tokenizer,
     )
+
+
+def _load_text(path: Path) -> TextSide:
+    with contextlib.closing(open_checkpoint(path)) as checkpoint:
+        return load_text_side(checkpoint)
 
 
 class ProgressReporter:

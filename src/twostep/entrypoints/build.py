@@ -1,30 +1,26 @@
-"""From a path to a running engine core: every part is made here and handed to the next."""
+"""From an open checkpoint to an engine core: every part is made here and handed to the next."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import gc
+import math
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 from twostep import _native as native
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.config.model import ModelConfig
 from twostep.contracts.errors import OutOfMemoryError, UsageError
-from twostep.engine.client import InprocClient
 from twostep.engine.core import EngineCore
 from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.engine_options import EngineOptions
 from twostep.entrypoints.machine import inspect_machine
 from twostep.entrypoints.tracing.watch import Watch
 from twostep.executor.uniproc import UniprocExecutor
-from twostep.frontend.tokenizer import Tokenizer
 from twostep.kv_cache.sizing import KVCacheSizing, kv_block_bytes, size_kv_cache
 from twostep.models.loader.checkpoint import Checkpoint
-from twostep.models.loader.open import open_checkpoint
 from twostep.models.registry import load_model
 from twostep.ops.cpu.device_model import CpuModel, DeviceLimits, RecordableModel
 from twostep.ops.cpu.weights import CpuWeights
@@ -45,20 +41,16 @@ Progress = Callable[[str, float], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltEngine:
-    """A running engine core and what its front end needs to know."""
+class BuiltCore:
+    """An engine core, ready to step."""
 
-    client: InprocClient
+    core: EngineCore
     model: CpuModel
     config: ModelConfig
-    tokenizer: Tokenizer
-    eos_token_ids: list[int]
-    """The first is the model's end of text; the others end a turn."""
-    generation_config: dict[str, object]
-    max_model_len: int
+    num_parameters: int
     boot: BootReport
     watch: Watch
-    """To be closed after the client."""
+    """To be closed after the core."""
 
 
 class MonotonicClock:
@@ -97,10 +89,12 @@ class Phases:
         self.seconds[self._phase] = time.perf_counter() - self._started
 
 
-def build_engine(
-    path: Path, options: EngineOptions, progress: Progress | None = None
-) -> BuiltEngine:
-    """Load the model at ``path`` and start an engine core on the CPU, in this process.
+def build_core(
+    checkpoint: Checkpoint, name: str, options: EngineOptions, phases: Phases
+) -> BuiltCore:
+    """Load the weights of a checkpoint and make an engine core on the CPU, in this process.
+
+    ``name`` is shown in the boot table. ``checkpoint`` may be closed afterwards.
 
     Raises:
         ModelError, OutOfMemoryError: The model can't be loaded; one line with cause and cure.
@@ -108,23 +102,18 @@ def build_engine(
     """
     watch = Watch(options.trace, options.record)
     try:
-        phases = Phases(progress)
-        phases.start("open")
-        with contextlib.closing(open_checkpoint(path)) as checkpoint:
-            return _build(path, checkpoint, options, phases, watch)
+        return _build(name, checkpoint, options, phases, watch)
     except BaseException:
         watch.close()
         raise
 
 
 def _build(
-    path: Path, checkpoint: Checkpoint, options: EngineOptions, phases: Phases, watch: Watch
-) -> BuiltEngine:
+    name: str, checkpoint: Checkpoint, options: EngineOptions, phases: Phases, watch: Watch
+) -> BuiltCore:
     config = checkpoint.config
     device = _choose_device()
     num_threads = _choose_threads(options.threads)
-    phases.start("tokenizer")
-    tokenizer = load_tokenizer(checkpoint)
     phases.start("weights")
     factory = CpuWeights(device, num_threads)
     model = load_model(
@@ -141,10 +130,10 @@ def _build(
     # What was made until now lives as long as the engine; looking through it for garbage again
     # and again would stall steps for milliseconds.
     gc.freeze()
-    client = _start_core(cpu_model, config, scheduler_config, sizing, options, watch)
+    core = _start_core(cpu_model, config, scheduler_config, sizing, options, watch)
     phases.finish()
     boot = BootReport(
-        model=path.name,
+        model=name,
         architecture=config.architecture,
         weight_bytes=factory.num_bytes,
         kv_dtype=kv_dtype,
@@ -158,26 +147,18 @@ def _build(
         isa_reason=device.reason,
         seconds=phases.seconds,
     )
-    return BuiltEngine(
-        client=client,
+    return BuiltCore(
+        core=core,
         model=cpu_model,
         config=config,
-        tokenizer=tokenizer,
-        eos_token_ids=_eos_token_ids(checkpoint, tokenizer),
-        generation_config=dict(checkpoint.generation_config),
-        max_model_len=scheduler_config.max_model_len,
+        num_parameters=_num_parameters(checkpoint),
         boot=boot,
         watch=watch,
     )
 
 
-def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer:
-    """The tokenizer that came with the weights."""
-    source = checkpoint.tokenizer
-    if source.gguf_metadata is not None:
-        return Tokenizer.from_gguf_metadata(source.gguf_metadata)
-    assert source.directory is not None
-    return Tokenizer.from_dir(source.directory)
+def _num_parameters(checkpoint: Checkpoint) -> int:
+    return sum(math.prod(checkpoint.tensor(name).shape) for name in checkpoint.names)
 
 
 def _choose_device() -> native.Device:
@@ -293,7 +274,7 @@ def _start_core(
     sizing: KVCacheSizing,
     options: EngineOptions,
     watch: Watch,
-) -> InprocClient:
+) -> EngineCore:
     runner = ModelRunner(cpu_model, config.vocab_size, enforce_eager=options.enforce_eager)
     executor = UniprocExecutor(runner, max_concurrent_batches=2 if options.async_scheduling else 1)
     cache_config = CacheConfig(
@@ -304,19 +285,10 @@ def _start_core(
         sliding_window=common_window(config),
     )
     clock = MonotonicClock()
-    core = EngineCore(
+    return EngineCore(
         scheduler_config=scheduler_config,
         cache_config=cache_config,
         executor=executor,
         clock=clock,
         observer=watch.begin(executor, clock, scheduler_config, cache_config),
     )
-    return InprocClient(core)
-
-
-def _eos_token_ids(checkpoint: Checkpoint, tokenizer: Tokenizer) -> list[int]:
-    """End of text, then end of turn: the generation config's, then the tokenizer's."""
-    configured = checkpoint.generation_config.get("eos_token_id")
-    ids = configured if isinstance(configured, list) else [configured]
-    ids = [*ids, tokenizer.eos_token_id, *tokenizer.extra_eos_token_ids]
-    return list(dict.fromkeys(token for token in ids if isinstance(token, int)))

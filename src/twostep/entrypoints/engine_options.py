@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from twostep.config.engine import KVCacheDtype, LinearPrecision, SchedulingPolicy
 
@@ -27,7 +26,7 @@ class EngineOptions:
     watermark: float = 0.0
     enforce_eager: bool = False
     threads: int | None = None
-    trace: str | Path | None = None
+    trace: str | None = None
     """File for a Chrome/Perfetto trace of every step."""
-    record: str | Path | None = None
+    record: str | None = None
     """File for a recording that ``twostep replay`` runs again."""

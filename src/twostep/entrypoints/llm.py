@@ -14,15 +14,12 @@ from twostep.contracts.errors import EngineDeadError, InvalidRequestError
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import RequestOutputKind, SamplingParams
 from twostep.entrypoints.boot import BootReport
-from twostep.entrypoints.build import build_engine
 from twostep.entrypoints.engine_options import EngineOptions
+from twostep.entrypoints.inproc_engine import build_engine
 from twostep.entrypoints.progress import reporter_for
 from twostep.entrypoints.resolve import resolve
 from twostep.entrypoints.tracing.watch import Watch
-from twostep.frontend.chat_prompt import ChatPrompter
-from twostep.frontend.chat_template import ChatTemplate
-from twostep.frontend.input_processor import InputProcessor, PromptType
-from twostep.frontend.output_processor import OutputProcessor
+from twostep.frontend.input_processor import PromptType
 from twostep.frontend.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
@@ -112,8 +109,8 @@ class LLM:
             watermark=watermark,
             enforce_eager=enforce_eager,
             threads=threads,
-            trace=trace,
-            record=record,
+            trace=None if trace is None else str(trace),
+            record=None if record is None else str(record),
         )
         engine = build_engine(resolve(model, reporter_for()).path, options, progress)
         self.boot = engine.boot
@@ -122,20 +119,11 @@ class LLM:
         self._client = engine.client
         self._next_id = 0
         self._closed = False
-        self._input_processor = InputProcessor(
-            engine.tokenizer,
-            engine.max_model_len,
-            engine.config.vocab_size,
-            eos_token_id=engine.eos_token_ids[0] if engine.eos_token_ids else None,
-            extra_eos_token_ids=engine.eos_token_ids[1:],
-            policy=scheduling_policy,
-            seed_source=_seed_source(seed),
+        self._input_processor = engine.text.input_processor(
+            engine.max_model_len, engine.config.vocab_size, scheduling_policy, _seed_source(seed)
         )
-        self._output_processor = OutputProcessor(engine.tokenizer)
-        template = None
-        if chat_template is not None:
-            template = ChatTemplate(chat_template, engine.tokenizer.special.by_name)
-        self._chat_prompter = ChatPrompter(engine.tokenizer, template)
+        self._output_processor = engine.text.output_processor()
+        self._chat_prompter = engine.text.chat_prompter(chat_template)
 
     # -- generating --------------------------------------------------------------------------
 
@@ -243,7 +231,7 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         """The model's tokenizer."""
-        return self._engine.tokenizer
+        return self._engine.text.tokenizer
 
     def get_default_sampling_params(self) -> SamplingParams:
         """A fresh copy of what a request without parameters gets."""

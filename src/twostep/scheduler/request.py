@@ -70,6 +70,7 @@ class Request:
         "plain_until",
         "prefill_stats",
         "prompt_logprobs",
+        "queued_ts",
         "request_id",
         "sampling_params",
         "sort_key",
@@ -84,9 +85,12 @@ class Request:
         request: EngineCoreRequest,
         *,
         max_seq_tokens: int,
+        queued_ts: float = 0.0,
         grammar_future: GrammarFuture | None = None,
     ) -> None:
         """``max_seq_tokens``: longest sequence the engine can hold; ``max_tokens`` may be less.
+
+        ``queued_ts``: when the core took it in, seconds of its clock.
 
         ``grammar_future``: the grammar of a structured request.
         """
@@ -94,6 +98,7 @@ class Request:
         assert params.max_tokens is not None, "the front end fills max_tokens in"
         self.request_id = request.request_id
         self.client_index = request.client_index
+        self.queued_ts = queued_ts
         self.sampling_params = params
         self.eos_token_id = request.eos_token_id
         self.end_token_ids = frozenset(params.stop_token_ids or ())

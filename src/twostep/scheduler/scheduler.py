@@ -223,7 +223,10 @@ class Scheduler(SchedulerState):
     def _note_prefix_hits(self, request: Request, num_hit: int) -> None:
         """Told once for each request: a resumption would only find its own blocks again."""
         request.prefill_stats = PrefillStats(
-            num_prompt_tokens=request.num_prompt_tokens, num_cached_tokens=num_hit
+            num_prompt_tokens=request.num_prompt_tokens,
+            num_cached_tokens=num_hit,
+            queued_ts=request.queued_ts,
+            scheduled_ts=self._clock.monotonic(),
         )
         self._stats.count_lookup(request.num_tokens, num_hit)
 

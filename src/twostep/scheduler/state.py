@@ -89,7 +89,12 @@ class SchedulerState:
         self, request: EngineCoreRequest, grammar_future: GrammarFuture | None = None
     ) -> Request:
         """The scheduler's record of a request, its prompt hashed."""
-        record = Request(request, max_seq_tokens=self.max_seq_tokens, grammar_future=grammar_future)
+        record = Request(
+            request,
+            max_seq_tokens=self.max_seq_tokens,
+            queued_ts=self._clock.monotonic(),
+            grammar_future=grammar_future,
+        )
         self.kv_cache_manager.hash_new_blocks(record)
         return record
 

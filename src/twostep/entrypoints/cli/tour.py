@@ -109,9 +109,9 @@ def show_live(args: argparse.Namespace) -> int:
 
 def go_live(args: argparse.Namespace) -> LiveTour:
     """Load the model, take the tour, let the model go."""
-    from twostep.entrypoints.build import build_engine
     from twostep.entrypoints.cli.engine import phases
     from twostep.entrypoints.engine_options import EngineOptions
+    from twostep.entrypoints.inproc_engine import build_engine
     from twostep.entrypoints.progress import reporter_for
     from twostep.entrypoints.resolve import resolve
     from twostep.entrypoints.tour.live import run_live

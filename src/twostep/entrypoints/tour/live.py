@@ -11,7 +11,8 @@ from twostep.contracts.plan import SchedulerOutput
 from twostep.engine.client import InprocClient
 from twostep.engine.device_idle import device_idle_share, host_overlap
 from twostep.engine.timeline import Lane, StepSpan, Timeline
-from twostep.entrypoints.build import BuiltEngine, MonotonicClock
+from twostep.entrypoints.build import MonotonicClock
+from twostep.entrypoints.inproc_engine import BuiltEngine
 from twostep.entrypoints.tour.journey import Journey, Situation, make_request, travel
 from twostep.entrypoints.tour.observer import Call, Launch, TourObserver
 from twostep.entrypoints.tracing.fan_out import together

@@ -1,0 +1,149 @@
+"""The engine core's process: ``python -m twostep.entrypoints.core_main SPEC``.
+
+Started by ``start_async_llm``. It ends when told to, when its parent has died, or when its core
+has; it ignores the signals of a terminal, because what they mean is the parent's to decide.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import gc
+import os
+import signal
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from twostep.contracts.engine_info import EngineInfo
+from twostep.contracts.errors import EngineDeadError, TwostepError
+from twostep.engine.wire import Codec, LastWords
+from twostep.entrypoints.core_spec import CoreSpec
+
+if TYPE_CHECKING:
+    from twostep.entrypoints.build import BuiltCore
+
+PR_SET_PDEATHSIG = 1
+HEARTBEAT_TIMEOUT_SECONDS = 10.0
+SLOWEST_FLOPS_PER_THREAD = 5e9
+"""A machine that computes more slowly may be called hung while it is not."""
+
+
+def main(argv: list[str]) -> int:
+    """Run a core; returns the exit code: 0 if it was told to end, 1 if it failed."""
+    for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    spec = msgspec.json.decode(argv[0], type=CoreSpec)
+    os.set_inheritable(spec.tie, False)
+    die_with_parent(spec.parent_pid)
+    faulthandler.enable()
+    with socket.socket(fileno=spec.tie) as tie:
+        try:
+            serve(spec, tie)
+        except TwostepError as error:
+            _leave_words(tie, error)
+            return 1
+        except BaseException as error:
+            _leave_words(tie, EngineDeadError(f"the engine core failed: {_words(error)}"))
+            raise
+    return 0
+
+
+def serve(spec: CoreSpec, tie: socket.socket) -> None:
+    """Load the model and serve it until told to end.
+
+    Raises:
+        ModelError, OutOfMemoryError, UsageError: The model can't be loaded.
+        EngineDeadError: The core has stopped by itself.
+    """
+    from pathlib import Path
+
+    from twostep.engine.core_channel import ZmqCoreChannel
+    from twostep.engine.core_proc import EngineCoreProc
+    from twostep.engine.heartbeat import Heartbeat
+    from twostep.engine.wire import LoadProgress, Ready
+
+    heartbeat = Heartbeat.open(Path(spec.directory, "heartbeat"))
+    channel = ZmqCoreChannel(spec.directory, tie)
+
+    def progress(phase: str, fraction: float) -> None:
+        channel.send(LoadProgress(phase, fraction))
+
+    from twostep.entrypoints.build import MonotonicClock, Phases, build_core
+    from twostep.models.loader.open import open_checkpoint
+
+    phases = Phases(progress)
+    phases.start("open")
+    with contextlib.closing(open_checkpoint(Path(spec.path))) as checkpoint:
+        built = build_core(checkpoint, spec.model, spec.options, phases)
+    gc.freeze()
+    proc = EngineCoreProc(
+        built.core, channel, heartbeat, MonotonicClock(), vocab_size=built.config.vocab_size
+    )
+    channel.send(Ready(engine_info(spec, built)))
+    try:
+        proc.run()
+    finally:
+        built.watch.close()
+        for line in built.watch.lines():
+            print(line, file=sys.stderr, flush=True)
+
+
+def engine_info(spec: CoreSpec, built: BuiltCore) -> EngineInfo:
+    """What the front end is told of the engine."""
+    from twostep import __version__
+
+    boot = built.boot
+    return EngineInfo(
+        model=spec.model,
+        model_path=spec.path,
+        architecture=boot.architecture,
+        quantization=spec.options.quantization,
+        num_parameters=built.num_parameters,
+        weight_bytes=boot.weight_bytes,
+        vocab_size=built.config.vocab_size,
+        max_model_len=boot.max_model_len,
+        block_size=boot.kv_sizing.block_size,
+        num_gpu_blocks=boot.kv_sizing.num_blocks - 1,
+        kv_cache_dtype=boot.kv_dtype,
+        max_num_seqs=boot.max_num_seqs,
+        max_num_batched_tokens=boot.max_num_batched_tokens,
+        num_threads=boot.num_threads,
+        heartbeat_timeout=heartbeat_timeout(built),
+        version=__version__,
+        boot=boot.rows(),
+    )
+
+
+def heartbeat_timeout(built: BuiltCore) -> float:
+    """Seconds: two full steps in flight on a very slow machine, and some more."""
+    flops = 2 * built.num_parameters * 2 * built.boot.max_num_batched_tokens
+    return HEARTBEAT_TIMEOUT_SECONDS + flops / (SLOWEST_FLOPS_PER_THREAD * built.boot.num_threads)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Be killed when the parent dies, at once and whatever runs then, where the system can.
+
+    (The input thread, which sees the end of file of the tie, is the second way.)
+    """
+    if sys.platform == "linux":
+        import ctypes
+
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != parent_pid:  # it died before that
+        os._exit(1)
+
+
+def _leave_words(tie: socket.socket, error: TwostepError) -> None:
+    with contextlib.suppress(OSError):
+        tie.sendall(Codec().encode(LastWords(type(error).__name__, str(error))))
+
+
+def _words(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}; the log has the details"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

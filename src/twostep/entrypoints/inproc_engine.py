@@ -1,0 +1,57 @@
+"""From a path to an engine in this process: the core and its text side."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from pathlib import Path
+
+from twostep.config.model import ModelConfig
+from twostep.engine.client import InprocClient
+from twostep.entrypoints.boot import BootReport
+from twostep.entrypoints.build import Phases, Progress, build_core
+from twostep.entrypoints.engine_options import EngineOptions
+from twostep.entrypoints.text_side import TextSide, load_text_side
+from twostep.entrypoints.tracing.watch import Watch
+from twostep.models.loader.open import open_checkpoint
+from twostep.ops.cpu.device_model import CpuModel
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
+class BuiltEngine:
+    """A running engine core and what its front end needs to know."""
+
+    client: InprocClient
+    model: CpuModel
+    config: ModelConfig
+    text: TextSide
+    max_model_len: int
+    boot: BootReport
+    watch: Watch
+    """To be closed after the client."""
+
+
+def build_engine(
+    path: Path, options: EngineOptions, progress: Progress | None = None
+) -> BuiltEngine:
+    """Load the model at ``path``.
+
+    Raises:
+        ModelError, OutOfMemoryError: The model can't be loaded; one line with cause and cure.
+        UsageError: An option is out of range, or a file cannot be written.
+    """
+    phases = Phases(progress)
+    phases.start("open")
+    with contextlib.closing(open_checkpoint(path)) as checkpoint:
+        phases.start("tokenizer")
+        text = load_text_side(checkpoint)
+        built = build_core(checkpoint, path.name, options, phases)
+    return BuiltEngine(
+        client=InprocClient(built.core),
+        model=built.model,
+        config=built.config,
+        text=text,
+        max_model_len=built.boot.max_model_len,
+        boot=built.boot,
+        watch=built.watch,
+    )
