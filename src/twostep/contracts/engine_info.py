@@ -27,6 +27,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_gpu_blocks: int
     """KV blocks that requests can use (vLLM's name; they lie on whatever the device is)."""
     kv_cache_dtype: str
+    enable_prefix_caching: bool = True
     max_num_seqs: int
     max_num_batched_tokens: int
     num_threads: int
