@@ -73,7 +73,8 @@ class Timeline:
 
     ``planning`` starts with the call of the step function, so that the spans of the core's thread
     follow each other without a hole while there is work: ``output`` lasts until the next call (the
-    caller takes the news: detokenizes, prints), or ends at once if no request is left.
+    caller takes the news: detokenizes, prints), or ends at once if no request is left. Steps that
+    were in flight when it began to watch have no spans.
     """
 
     def __init__(self, clock: Clock, sink: Callable[[StepSpan], None]) -> None:
@@ -126,7 +127,9 @@ class Timeline:
 
     def result_arrived(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> None:
         """Stop 10 ends."""
-        counts = self._counts[plan.step_id]
+        counts = self._counts.get(plan.step_id)
+        if counts is None:
+            return
         graph = output.graph_mode
         for name, start, end in output.device_spans or ():
             self._sink(
@@ -136,16 +139,19 @@ class Timeline:
 
     def step_failed(self, plans: Sequence[SchedulerOutput], reason: str, is_fault: bool) -> None:
         """Instead of a result. What was planned on top never gets one."""
-        self._end("wait", self._counts[plans[0].step_id], failure=reason)
+        counts = self._counts.get(plans[0].step_id)
+        if counts is not None:
+            self._end("wait", counts, failure=reason)
         for plan in plans[1:]:
             self._counts.pop(plan.step_id, None)
 
     def updated(self, plan: SchedulerOutput, outputs: Mapping[int, EngineCoreOutputs]) -> None:
         """Stop 11."""
         stats = next((o.scheduler_stats for o in outputs.values() if o.scheduler_stats), None)
-        counts = self._counts.pop(plan.step_id)
-        self._end("update", counts, stats=stats)
-        self._handing_out = counts
+        counts = self._counts.pop(plan.step_id, None)
+        if counts is not None:
+            self._end("update", counts, stats=stats)
+            self._handing_out = counts
         if stats is not None:
             self._unfinished = stats.num_running_reqs + stats.num_waiting_reqs
 
