@@ -7,6 +7,9 @@ import importlib
 from twostep.contracts.errors import UsageError
 
 BENCHES: tuple[tuple[str, str], ...] = (
+    ("latency", "one batch of requests, from beginning to end"),
+    ("throughput", "many requests at once, offline"),
+    ("startup", "from the start of a process to its first token, cold and warm"),
     ("serve", "load on a running server, timed from outside: latency, throughput, goodput"),
     ("scheduler", "host cost of planning a step and taking its result, without a model"),
 )
