@@ -15,6 +15,7 @@ from twostep.server.http import HttpCall, PlainEndpoint
 from twostep.server.middleware.api_key import OPEN_PATHS, ApiKeyCheck
 from twostep.server.middleware.boundary import Boundary
 from twostep.server.middleware.host_check import HostCheck
+from twostep.server.middleware.http_metrics import HttpMetricsMiddleware
 from twostep.server.routes import operations
 from twostep.server.state import ServerState
 
@@ -43,6 +44,8 @@ def build_app(
         await call.answer(document)
 
     routes.append(Route("/openapi.json", PlainEndpoint(show_document), methods=["GET"]))
+    scrape = PlainEndpoint(state.observability.answer_metrics)
+    routes.append(Route("/metrics", scrape, methods=["GET"]))
     routes.extend(extra_routes)
     app: ASGIApp = Router(routes, redirect_slashes=False)
     if settings.api_keys:
@@ -50,6 +53,7 @@ def build_app(
     if settings.allowed_hosts is not None:
         app = HostCheck(app, settings.allowed_hosts)
     app = Boundary(app, log_access=not settings.disable_access_log)
+    app = HttpMetricsMiddleware(app, state.observability.http, routes)
     if settings.allowed_origins:
         app = CORSMiddleware(
             app,

@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import functools
 import logging
 from collections.abc import AsyncIterator, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.request import FinishReason
@@ -24,6 +25,7 @@ from twostep.frontend.request_stream import RequestStream
 from twostep.server.errors import ApiError, from_exception, internal, is_ours
 from twostep.server.http import ClientGone, HttpCall
 from twostep.server.in_flight import Interrupt, RequestInterrupted, RequestScope
+from twostep.server.prompts import off_loop
 from twostep.server.sampling import renamed
 from twostep.server.sse import EventStream, error_event
 from twostep.server.state import ServerState
@@ -150,11 +152,11 @@ class Generation:
         """All prompts queued; on the way out none of them goes on."""
         streams: list[RequestStream] = []
         try:
-            for job in self._jobs:
-                number = self._state.in_flight.next_number()
+            for job in await self._checked_jobs():
+                request_id = f"{self._name}-{self._state.in_flight.next_number()}"
                 try:
                     stream = await self._engine.add_request(
-                        f"{self._name}-{number}",
+                        request_id,
                         job.prompt,
                         job.params,
                         priority=job.params.priority,
@@ -163,12 +165,39 @@ class Generation:
                 except InvalidRequestError as error:
                     raise renamed(error, self._param_names) from None
                 streams.append(stream)
+                self._trace(request_id, job.params)
             yield streams
         except InvalidRequestError as error:  # the core refused it
             raise renamed(error, self._param_names) from None
         finally:
             for stream in streams:
                 stream.abort()
+
+    def _trace(self, request_id: str, params: SamplingParams) -> None:
+        tracer = self._state.observability.tracer
+        if tracer is not None:
+            operation = "chat" if self._name.startswith("chatcmpl") else "text_completion"
+            tracer.begin(request_id, params, operation, self._call.header)
+
+    async def _checked_jobs(self) -> Sequence[Job]:
+        """All jobs; of several, all are checked before the first is queued."""
+        if len(self._jobs) == 1:
+            return self._jobs
+        checked = []
+        for job in self._jobs:
+            text = job.prompt if isinstance(job.prompt, str) else ""
+            processed = await off_loop(
+                len(text),
+                functools.partial(
+                    self._engine.input_processor.process, self._name, job.prompt, job.params
+                ),
+            )
+            ids = processed.prompt_token_ids
+            prompt: dict[str, Any] = {"prompt_token_ids": ids}
+            if processed.prompt is not None:
+                prompt["prompt"] = processed.prompt
+            checked.append(Job(prompt, len(ids), job.params))
+        return checked
 
     def _check(self, output: RequestOutput) -> None:
         """Note progress; raise if a sequence ended in a way that is no success."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import enum
 import itertools
+from collections.abc import Callable
 from types import TracebackType
 
 from twostep.server.errors import ApiError, overloaded
@@ -51,6 +52,8 @@ class InFlight:
         timeout: float | None = None,
     ) -> None:
         """``timeout``: seconds for a whole request."""
+        self.on_rejected: Callable[[str], None] = lambda reason: None
+        """Told the name of the limit that turned a request away."""
         self._max_queued_reqs = max_queued_reqs
         self._max_queued_tokens = max_queued_tokens
         self._timeout = timeout
@@ -78,11 +81,13 @@ class InFlight:
         most_reqs, most_tokens = self._max_queued_reqs, self._max_queued_tokens
         if self.queued_reqs:
             if most_reqs is not None and self.queued_reqs + num_seqs > most_reqs:
+                self.on_rejected("max_num_queued_reqs")
                 raise overloaded(
                     f"{self.queued_reqs} requests wait already and no more than {most_reqs} may "
                     "(--max-num-queued-reqs); come again later"
                 )
             if most_tokens is not None and self.queued_tokens + num_tokens > most_tokens:
+                self.on_rejected("max_num_queued_tokens")
                 raise overloaded(
                     f"{self.queued_tokens} prompt tokens wait already and no more than "
                     f"{most_tokens} may (--max-num-queued-tokens); come again later"

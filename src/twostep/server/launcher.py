@@ -150,6 +150,7 @@ class Server:
                 await serving
             if engine is not None:
                 await engine.shutdown()
+            await self._state.observability.close()
 
     async def _serve(self, engine: AsyncLLM, serving: asyncio.Future[None]) -> None:
         """Until somebody asks for the end, or the engine dies."""

@@ -45,3 +45,11 @@ class ServerSettings:
     enable_log_requests: bool = False
     """Log each request's parameters (never its prompt)."""
     disable_access_log: bool = False
+    metrics_compat: bool = True
+    """Whether /metrics tells old names of vLLM as well."""
+    custom_histogram_buckets: str | None = None
+    """JSON: {name of a kind of figures: [bounds]}; see metrics/buckets.py."""
+    log_stats_interval: float = 10.0
+    """Seconds between lines of throughput in the log; 0: none."""
+    otlp_traces_endpoint: str | None = None
+    """Where spans of requests go (OTLP); None: there are none."""

@@ -13,6 +13,7 @@ from twostep.contracts.sampling import SamplingParams
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.server.errors import ApiError, engine_dead, overloaded
 from twostep.server.in_flight import InFlight, shutting_down
+from twostep.server.observability import Observability
 from twostep.server.parsers.formats import Formats, choose_formats
 from twostep.server.settings import ServerSettings
 
@@ -37,6 +38,8 @@ class ServerState:
             max_queued_tokens=settings.max_num_queued_tokens,
             timeout=settings.request_timeout,
         )
+        self.observability = Observability(settings)
+        self.in_flight.on_rejected = self.observability.rejected
         self.system_fingerprint = ""
         self.default_chat_template_kwargs: dict[str, Any] = {}
         self.formats: Formats = choose_formats(None)
@@ -61,6 +64,7 @@ class ServerState:
 
     def ready(self, engine: AsyncLLM, defaults: SamplingParams, formats: Formats) -> None:
         """The engine is loaded; ``defaults`` is what a request without parameters gets."""
+        self.observability.attach(engine)
         self._engine = engine
         self._defaults = defaults
         self.formats = formats

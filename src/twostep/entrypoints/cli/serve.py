@@ -51,6 +51,7 @@ def run(argv: list[str]) -> int:
     cli_args.check_watch_flags(args)
     settings = server_settings(args, name)
     check_parsers(args)
+    check_observability(args)
     return serve(args, name, settings)
 
 
@@ -92,6 +93,10 @@ def server_settings(args: argparse.Namespace, name: str) -> ServerSettings:
         trust_request_chat_template=args.trust_request_chat_template,
         enable_log_requests=args.enable_log_requests,
         disable_access_log=args.disable_uvicorn_access_log,
+        metrics_compat=args.metrics_compat,
+        custom_histogram_buckets=args.custom_histogram_buckets,
+        log_stats_interval=0.0 if args.disable_log_stats else 10.0,
+        otlp_traces_endpoint=args.otlp_traces_endpoint,
     )
 
 
@@ -109,6 +114,17 @@ def check_parsers(args: argparse.Namespace) -> None:
     choose_formats(
         None, tool_call_parser=args.tool_call_parser, reasoning_parser=args.reasoning_parser
     )
+
+
+def check_observability(args: argparse.Namespace) -> None:
+    """Raise UsageError for buckets or traces that cannot be, before anything is loaded."""
+    from twostep.metrics.buckets import make_buckets
+
+    make_buckets(1, args.custom_histogram_buckets)
+    if args.otlp_traces_endpoint is not None:
+        from twostep.metrics.tracing import make_exporter
+
+        make_exporter(args.otlp_traces_endpoint)
 
 
 def serve(args: argparse.Namespace, name: str, settings: ServerSettings) -> int:

@@ -183,4 +183,25 @@ def _add_logs(group: argparse._ArgumentGroup) -> None:
         help="default info",
     )
     add("--enable-log-requests", action="store_true", help="log parameters; prompts never")
+    add(
+        "--disable-log-stats",
+        action="store_true",
+        help="no line of throughput every 10 s",
+    )
+    add(
+        "--metrics-compat",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="old names of vLLM in /metrics as well (default)",
+    )
+    add(
+        "--custom-histogram-buckets",
+        metavar="JSON",
+        help='bounds of histograms in /metrics, {"time_to_first_token": [0.1, 1]}',
+    )
+    add(
+        "--otlp-traces-endpoint",
+        metavar="URL",
+        help="send a span for each request, http://HOST:4318/v1/traces",
+    )
     add("--disable-uvicorn-access-log", action="store_true", help="no line for each request")
