@@ -6,8 +6,10 @@ import asyncio
 from collections.abc import Callable, Iterable
 
 from helpers.tiny_text import gguf_tokenizer
+
 from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError
+from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.outputs import (
     EngineCoreOutput,
     EngineCoreOutputs,
@@ -43,6 +45,7 @@ class ScriptedCore:
         self.aborted: list[str] = []
         self.running: dict[str, asyncio.Task[None]] = {}
         self.seen_prompts: set[tuple[int, ...]] = set()
+        self.is_watched = False
         self._events: CoreEvents | None = None
         self._go = asyncio.Event()
 
@@ -71,6 +74,9 @@ class ScriptedCore:
     async def resume(self) -> None:
         raise NotImplementedError
 
+    def watch(self, wanted: bool) -> None:
+        self.is_watched = wanted
+
     def check_health(self, *, has_work: bool) -> None:
         if not self.healthy:
             raise EngineDeadError("the engine core makes no progress")
@@ -85,6 +91,11 @@ class ScriptedCore:
     def reset(self) -> None:
         """Forget what an earlier test wanted."""
         self.__init__(self.tokenizer)  # type: ignore[misc]
+
+    def show(self, update: LiveUpdate) -> None:
+        """Something to see for those who watch."""
+        assert self._events is not None
+        self._events.on_live(update)
 
     def go(self) -> None:
         """Requests that stalled go on."""
@@ -104,13 +115,13 @@ class ScriptedCore:
         await asyncio.sleep(0)
         if self.refuse is not None:
             self.running.pop(request.request_id, None)
-            self._events.on_refused(
-                request.request_id, InvalidRequestError(self.refuse, "prompt")
-            )
+            self._events.on_refused(request.request_id, InvalidRequestError(self.refuse, "prompt"))
             return
+        done = 0
         for output in self._outputs(request):
-            if self.stall_after is not None and self._count == self.stall_after:
+            if self.stall_after is not None and done >= self.stall_after:
                 await self._go.wait()
+            done += len(output.new_token_ids)
             if output.finish_reason is not None:
                 self.running.pop(request.request_id, None)
             self._events.on_outputs(EngineCoreOutputs(outputs=[output]))
@@ -129,13 +140,13 @@ class ScriptedCore:
         end = next((i for i, token in enumerate(ids) if token in stops), None)
         if end is not None:
             ids, is_cut = ids[: end + 1], False
-        self._count = 0
+        count = 0
         while ids:
             piece, ids = ids[: self.tokens_per_tick], ids[self.tokens_per_tick :]
-            first = self._count == 0
-            self._count += len(piece)
+            first = count == 0
+            count += len(piece)
             reason = None
-            if self.fail_after is not None and self._count >= self.fail_after:
+            if self.fail_after is not None and count >= self.fail_after:
                 reason, ids = FinishReason.ERROR, []
             elif not ids:
                 reason = FinishReason.LENGTH if is_cut else FinishReason.STOP

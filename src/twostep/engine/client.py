@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError
+from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.outputs import EngineCoreOutputs
 from twostep.contracts.request import EngineCoreRequest
 from twostep.engine.core import EngineCore, PauseMode
@@ -62,6 +63,10 @@ class CoreEvents(Protocol):
         """The core does not take a request that was added."""
         ...
 
+    def on_live(self, update: LiveUpdate) -> None:
+        """What the engine did; told between ``watch(True)`` and ``watch(False)``."""
+        ...
+
     def on_dead(self, error: EngineDeadError) -> None:
         """The core has stopped. Told once; nothing comes after it."""
         ...
@@ -80,6 +85,10 @@ class AsyncCoreClient(Protocol):
 
     def abort_requests(self, request_ids: Iterable[str]) -> None:
         """End requests without further news; unknown ids are ignored, and so is a dead core."""
+        ...
+
+    def watch(self, wanted: bool) -> None:
+        """Ask for live updates, or for no more; a dead core is ignored."""
         ...
 
     async def reset_prefix_cache(self) -> bool:

@@ -14,21 +14,26 @@ from queue import Empty, SimpleQueue
 
 from twostep.contracts.clock import Clock
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError
+from twostep.contracts.live_view import LiveUpdate
 from twostep.engine.admission import check_token_ids
 from twostep.engine.core import EngineCore
 from twostep.engine.core_channel import CoreChannel
+from twostep.engine.fan_out import together
 from twostep.engine.heartbeat import Heartbeat
+from twostep.engine.live_view import LiveView
 from twostep.engine.wire import (
     AbortRequests,
     AddRequest,
     ClientMessage,
     Codec,
     CoreMessage,
+    Live,
     Outputs,
     Refused,
     Shutdown,
     UtilityCall,
     UtilityResult,
+    Watch,
     WireError,
 )
 
@@ -66,10 +71,15 @@ class EngineCoreProc:
         )
         self._calls_when_idle: list[Callable[[], None]] = []
         """Answers that are owed when nothing is left to do."""
+        self._live: LiveView | None = None
+        """While somebody watches."""
+        self._others = core.observer
+        """Who observes the core for as long as it lives."""
         self._unsent: list[CoreMessage] = []
         self._running = True
         self._steps = 0
         self._progress = clock.monotonic()
+        self._show_progress()
 
     def run(self) -> None:
         """Serve until told to shut down, or until the client has gone.
@@ -146,6 +156,8 @@ class EngineCoreProc:
                 self._core.abort_requests(message.request_ids)
             case UtilityCall():
                 self._call(message)
+            case Watch():
+                self._watch(message.wanted)
             case Shutdown():
                 self._running = False
 
@@ -183,6 +195,22 @@ class EngineCoreProc:
             case _:
                 error = f"{call.method}: unknown mode {call.argument!r}"
                 self._send(UtilityResult(call.call_id, None, error))
+
+    def _watch(self, wanted: bool) -> None:
+        """Put an observer for the watchers into the core, or take it out."""
+        core = self._core
+        if not wanted:
+            core.observer, self._live = self._others, None
+            return
+        if self._live is None:
+            core.executor.time_device()
+            self._live = LiveView(core.scheduler, self._clock, self._send_live)
+            core.observer = together(self._others, self._live)
+        self._live.show_all()
+
+    def _send_live(self, update: LiveUpdate) -> bool:
+        """News go first: nobody's tokens wait for a watcher."""
+        return not self._unsent and self._channel.send(Live(update))
 
     def _answer(self, call: UtilityCall, value: bool | None = None) -> None:
         self._send(UtilityResult(call.call_id, value))

@@ -134,6 +134,11 @@ class LiveView:
 
     # -- updates -----------------------------------------------------------------------------
 
+    def show_all(self) -> None:
+        """Send the whole picture now, for somebody who has just come."""
+        self._next_map = 0.0
+        self.flush()
+
     def flush(self) -> None:
         """Send what has happened since the last update, or only how things stand."""
         now = self._now()

@@ -12,6 +12,7 @@ from typing import Literal, TypeVar
 import msgspec
 
 from twostep.contracts.engine_info import EngineInfo
+from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.outputs import EngineCoreOutputs
 from twostep.contracts.request import EngineCoreRequest
 
@@ -52,11 +53,17 @@ class UtilityCall(_ClientMessage, frozen=True, tag="call"):
     """The mode of ``pause``."""
 
 
+class Watch(_ClientMessage, frozen=True, tag="watch"):
+    """Send live updates from now on (``wanted``), or no more. Asked again: the whole picture."""
+
+    wanted: bool
+
+
 class Shutdown(_ClientMessage, frozen=True, tag="shutdown"):
     """Drop all requests and end the process."""
 
 
-ClientMessage = AddRequest | AbortRequests | UtilityCall | Shutdown
+ClientMessage = AddRequest | AbortRequests | UtilityCall | Watch | Shutdown
 
 
 # -- from the core ---------------------------------------------------------------------------------
@@ -102,7 +109,13 @@ class UtilityResult(_CoreMessage, frozen=True, tag="result"):
     error: str | None = None
 
 
-CoreMessage = LoadProgress | Ready | Outputs | Refused | UtilityResult
+class Live(_CoreMessage, frozen=True, tag="live"):
+    """What the engine did, for those who watch."""
+
+    update: LiveUpdate
+
+
+CoreMessage = LoadProgress | Ready | Outputs | Refused | UtilityResult | Live
 
 
 class LastWords(msgspec.Struct, frozen=True):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError
+from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.outputs import EngineCoreOutputs
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import SamplingParams
@@ -17,6 +18,7 @@ from twostep.engine.client import AsyncCoreClient
 from twostep.engine.core import PauseMode
 from twostep.frontend.chat_prompt import ChatPrompter
 from twostep.frontend.input_processor import InputProcessor, ProcessedRequest, PromptType
+from twostep.frontend.live_watch import LiveWatch
 from twostep.frontend.output_processor import OutputProcessor
 from twostep.frontend.request_stream import RequestStream
 from twostep.frontend.tokenizer import Tokenizer
@@ -51,6 +53,7 @@ class AsyncLLM:
         self._output_processor = output_processor
         self._streams: dict[str, RequestStream] = {}
         """By core id: every sequence that has not ended."""
+        self._watches: list[LiveWatch] = []
         self._dead: EngineDeadError | None = None
         self._closing = False
         self._idle = asyncio.Event()
@@ -182,15 +185,42 @@ class AsyncLLM:
             stream.fail(error)
             self._abort(stream.core_ids)
 
+    def on_live(self, update: LiveUpdate) -> None:
+        """See CoreEvents."""
+        for watch in self._watches:
+            watch.put(update)
+
     def on_dead(self, error: EngineDeadError) -> None:
         """See CoreEvents."""
         self._dead = self._dead or error
+        for watch in self._watches:
+            watch.fail(self._dead)
         streams = list(self._streams.values())
         for stream in streams:
             stream.fail(self._dead)
         self._output_processor.abort_requests(list(self._streams))
         self._streams.clear()
         self._note_idle()
+
+    # -- watching ----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def watch(self) -> Iterator[LiveWatch]:
+        """What the engine does, some ten times a second while it does anything.
+
+        The core collects nothing while nobody watches. The iterator raises EngineDeadError when
+        the core has stopped.
+        """
+        self._check_open()
+        watch = LiveWatch()
+        self._watches.append(watch)
+        self._client.watch(True)
+        try:
+            yield watch
+        finally:
+            self._watches.remove(watch)
+            if not self._watches:
+                self._client.watch(False)
 
     # -- state -------------------------------------------------------------------------------
 
@@ -257,6 +287,8 @@ class AsyncLLM:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._idle.wait(), timeout)
         self._abort(list(self._streams))
+        for watch in self._watches:
+            watch.fail(EngineDeadError("the engine was shut down"))
         await self._client.shutdown()
 
     async def __aenter__(self) -> AsyncLLM:

@@ -23,6 +23,7 @@ from twostep.engine.wire import (
     Codec,
     CoreMessage,
     LastWords,
+    Live,
     LoadProgress,
     Outputs,
     Ready,
@@ -31,6 +32,7 @@ from twostep.engine.wire import (
     UtilityCall,
     UtilityMethod,
     UtilityResult,
+    Watch,
     WireError,
 )
 from twostep.frontend.core_process import CoreProcess
@@ -130,6 +132,11 @@ class AsyncMPClient:
         with contextlib.suppress(EngineDeadError):
             self._send(AbortRequests(list(request_ids)))
 
+    def watch(self, wanted: bool) -> None:
+        """See AsyncCoreClient."""
+        with contextlib.suppress(EngineDeadError):
+            self._send(Watch(wanted))
+
     async def reset_prefix_cache(self) -> bool:
         """See AsyncCoreClient."""
         return bool(await self._call("reset_prefix_cache"))
@@ -196,6 +203,9 @@ class AsyncMPClient:
                     events.on_refused(message.request_id, error)
             case UtilityResult():
                 self._take_answer(message)
+            case Live():
+                if events is not None:
+                    events.on_live(message.update)
             case LoadProgress():
                 if self._on_progress is not None:
                     self._on_progress(message.phase, message.fraction)

@@ -13,7 +13,7 @@ from twostep.contracts.observer import CoreMethod, StepObserver
 from twostep.contracts.outputs import EngineCoreOutputs, ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
 from twostep.engine.core import EngineCore
-from twostep.entrypoints.tracing.fan_out import together
+from twostep.engine.fan_out import together
 from twostep.runner.graphs import BatchDescriptor
 from twostep.runner.input_batch import InputBatch
 from twostep.scheduler.request import Request
