@@ -215,7 +215,7 @@ def test_without_compat_and_before_the_engine_is_there() -> None:
 
 def test_a_full_queue_is_counted() -> None:
     with live_server(max_num_queued_reqs=1) as server:
-        server.call(lambda: setattr(server.core, "stall_after", 1))
+        server.call(lambda: setattr(server.core, "stall_after", 0))
         stream = server.open_stream("/v1/completions", {"prompt": "a", "stream": True})
         try:
             server.wait_until(lambda: server.state.in_flight.queued_reqs == 1)
