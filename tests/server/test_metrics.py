@@ -283,3 +283,26 @@ def test_the_command_refuses_bad_buckets(bad: str, capsys: pytest.CaptureFixture
 
     assert main(["serve", "no-such-model", "--custom-histogram-buckets", bad]) == 2
     assert "buckets" in capsys.readouterr().err
+
+
+def test_each_request_is_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    monkeypatch.setattr("twostep.metrics.tracing.make_exporter", lambda endpoint: exporter)
+    with live_server(otlp_traces_endpoint="http://localhost:1/v1/traces") as server:
+        parent = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 3}
+        usage = server.post("/v1/chat/completions", body, traceparent=parent).json["usage"]
+        server.complete("y", max_tokens=2, n=2, temperature=0.25)
+    chat, completion = exporter.get_finished_spans()
+    assert chat.attributes is not None
+    assert completion.attributes is not None
+    assert chat.context is not None
+    assert f"{chat.context.trace_id:032x}" == "0af7651916cd43dd8448eb211c80319c"
+    assert chat.attributes["gen_ai.operation.name"] == "chat"
+    assert chat.attributes["gen_ai.usage.input_tokens"] == usage["prompt_tokens"]
+    assert chat.attributes["gen_ai.usage.output_tokens"] == usage["completion_tokens"]
+    assert completion.attributes["gen_ai.operation.name"] == "text_completion"
+    assert completion.attributes["gen_ai.request.temperature"] == 0.25
+    assert completion.attributes["gen_ai.request.n"] == 2
