@@ -17,6 +17,7 @@ from twostep.engine.core import EngineCore
 from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.engine_options import EngineOptions
 from twostep.entrypoints.machine import inspect_machine
+from twostep.entrypoints.system_clock import MonotonicClock
 from twostep.entrypoints.tracing.watch import Watch
 from twostep.executor.uniproc import UniprocExecutor
 from twostep.kv_cache.sizing import KVCacheSizing, kv_block_bytes, size_kv_cache
@@ -51,14 +52,6 @@ class BuiltCore:
     boot: BootReport
     watch: Watch
     """To be closed after the core."""
-
-
-class MonotonicClock:
-    """The real clock."""
-
-    def monotonic(self) -> float:
-        """Seconds since some fixed moment."""
-        return time.monotonic()
 
 
 class Phases:

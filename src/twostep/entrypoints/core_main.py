@@ -7,20 +7,29 @@ has; it ignores the signals of a terminal, because what they mean is the parent'
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import faulthandler
 import gc
 import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from twostep import __version__
 from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, TwostepError
-from twostep.engine.wire import Codec, LastWords
+from twostep.engine.core import EngineCore
+from twostep.engine.core_channel import HEARTBEAT_FILE, ZmqCoreChannel
+from twostep.engine.core_proc import EngineCoreProc
+from twostep.engine.heartbeat import Heartbeat
+from twostep.engine.wire import Codec, LastWords, LoadProgress, Ready
 from twostep.entrypoints.core_spec import CoreSpec
+from twostep.entrypoints.system_clock import MonotonicClock
 
 if TYPE_CHECKING:
     from twostep.entrypoints.build import BuiltCore
@@ -31,8 +40,25 @@ SLOWEST_FLOPS_PER_THREAD = 5e9
 """A machine that computes more slowly may be called hung while it is not."""
 
 
-def main(argv: list[str]) -> int:
-    """Run a core; returns the exit code: 0 if it was told to end, 1 if it failed."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadedCore:
+    """What is served."""
+
+    core: EngineCore
+    info: EngineInfo
+    close: Callable[[], None]
+    """Called at the very end."""
+
+
+MakeCore = Callable[[CoreSpec, Callable[[str, float], None]], LoadedCore]
+"""Loads what a spec says; told a callback (phase, fraction)."""
+
+
+def main(argv: list[str], make_core: MakeCore | None = None) -> int:
+    """Run a core; returns the exit code: 0 if it was told to end, 1 if it failed.
+
+    ``make_core`` makes something else than the real engine.
+    """
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     spec = msgspec.json.decode(argv[0], type=CoreSpec)
@@ -41,7 +67,7 @@ def main(argv: list[str]) -> int:
     faulthandler.enable()
     with socket.socket(fileno=spec.tie) as tie:
         try:
-            serve(spec, tie)
+            serve(spec, tie, make_core or load_core)
         except TwostepError as error:
             _leave_words(tie, error)
             return 1
@@ -51,27 +77,38 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def serve(spec: CoreSpec, tie: socket.socket) -> None:
+def serve(spec: CoreSpec, tie: socket.socket, make_core: MakeCore) -> None:
     """Load the model and serve it until told to end.
 
     Raises:
         ModelError, OutOfMemoryError, UsageError: The model can't be loaded.
         EngineDeadError: The core has stopped by itself.
     """
-    from pathlib import Path
-
-    from twostep.engine.core_channel import ZmqCoreChannel
-    from twostep.engine.core_proc import EngineCoreProc
-    from twostep.engine.heartbeat import Heartbeat
-    from twostep.engine.wire import LoadProgress, Ready
-
-    heartbeat = Heartbeat.open(Path(spec.directory, "heartbeat"))
+    heartbeat = Heartbeat.open(Path(spec.directory, HEARTBEAT_FILE))
     channel = ZmqCoreChannel(spec.directory, tie)
+    loaded = make_core(spec, lambda phase, part: _send_progress(channel, phase, part))
+    try:
+        proc = EngineCoreProc(
+            loaded.core,
+            channel,
+            heartbeat,
+            MonotonicClock(),
+            vocab_size=loaded.info.vocab_size,
+        )
+        channel.send(Ready(loaded.info))
+        proc.run()
+    finally:
+        loaded.close()
 
-    def progress(phase: str, fraction: float) -> None:
-        channel.send(LoadProgress(phase, fraction))
 
-    from twostep.entrypoints.build import MonotonicClock, Phases, build_core
+def _send_progress(channel: ZmqCoreChannel, phase: str, fraction: float) -> None:
+    channel.send(LoadProgress(phase, fraction))
+
+
+def load_core(spec: CoreSpec, progress: Callable[[str, float], None]) -> LoadedCore:
+    """The real engine."""
+    # Heavy: the sockets are connected first, so that progress is seen from the start.
+    from twostep.entrypoints.build import Phases, build_core
     from twostep.models.loader.open import open_checkpoint
 
     phases = Phases(progress)
@@ -79,22 +116,17 @@ def serve(spec: CoreSpec, tie: socket.socket) -> None:
     with contextlib.closing(open_checkpoint(Path(spec.path))) as checkpoint:
         built = build_core(checkpoint, spec.model, spec.options, phases)
     gc.freeze()
-    proc = EngineCoreProc(
-        built.core, channel, heartbeat, MonotonicClock(), vocab_size=built.config.vocab_size
-    )
-    channel.send(Ready(engine_info(spec, built)))
-    try:
-        proc.run()
-    finally:
+
+    def close() -> None:
         built.watch.close()
         for line in built.watch.lines():
             print(line, file=sys.stderr, flush=True)
 
+    return LoadedCore(built.core, engine_info(spec, built), close)
+
 
 def engine_info(spec: CoreSpec, built: BuiltCore) -> EngineInfo:
     """What the front end is told of the engine."""
-    from twostep import __version__
-
     boot = built.boot
     return EngineInfo(
         model=spec.model,
@@ -108,6 +140,7 @@ def engine_info(spec: CoreSpec, built: BuiltCore) -> EngineInfo:
         block_size=boot.kv_sizing.block_size,
         num_gpu_blocks=boot.kv_sizing.num_blocks - 1,
         kv_cache_dtype=boot.kv_dtype,
+        enable_prefix_caching=spec.options.enable_prefix_caching,
         max_num_seqs=boot.max_num_seqs,
         max_num_batched_tokens=boot.max_num_batched_tokens,
         num_threads=boot.num_threads,
