@@ -62,12 +62,14 @@ def test_updates_come_as_they_are_made(server: LiveServer) -> None:
     server.wait_until(lambda: not server.core.is_watched)
 
 
-def test_the_end_of_the_engine_is_an_error(server: LiveServer) -> None:
+def test_the_end_of_the_engine_is_an_error() -> None:
+    server = LiveServer()
     watcher = Watcher(server)
     server.wait_until(lambda: server.core.is_watched)
     server.call(server.core.die)
     assert watcher.next_event()["error"]["code"] == "engine_dead"
     watcher.sock.close()
+    server.join()
 
 
 def test_not_before_it_is_loaded() -> None:

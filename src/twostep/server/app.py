@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 from collections.abc import Sequence
 
@@ -10,7 +11,7 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp
 
-from twostep.server import openapi
+from twostep.server import live, openapi, page
 from twostep.server.http import HttpCall, PlainEndpoint
 from twostep.server.middleware.api_key import OPEN_PATHS, ApiKeyCheck
 from twostep.server.middleware.boundary import Boundary
@@ -46,10 +47,14 @@ def build_app(
     routes.append(Route("/openapi.json", PlainEndpoint(show_document), methods=["GET"]))
     scrape = PlainEndpoint(state.observability.answer_metrics)
     routes.append(Route("/metrics", scrape, methods=["GET"]))
+    watch = PlainEndpoint(functools.partial(live.engine_events, state))
+    routes.append(Route("/engine/events", watch, methods=["GET"]))
+    if settings.ui:
+        routes.extend(page.page_routes())
     routes.extend(extra_routes)
     app: ASGIApp = Router(routes, redirect_slashes=False)
     if settings.api_keys:
-        app = ApiKeyCheck(app, settings.api_keys, OPEN_PATHS | frozenset(extra_open_paths))
+        app = ApiKeyCheck(app, settings.api_keys, OPEN_PATHS | page.PATHS | frozenset(extra_open_paths))
     if settings.allowed_hosts is not None:
         app = HostCheck(app, settings.allowed_hosts)
     app = Boundary(app, log_access=not settings.disable_access_log)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 from twostep.contracts.errors import EngineDeadError
 from twostep.frontend.live_watch import LiveWatch
@@ -33,7 +34,8 @@ async def _forward(watch: LiveWatch, events: EventStream, gone: asyncio.Future[N
     while True:
         update = asyncio.ensure_future(anext(watch))
         try:
-            await asyncio.wait([update, gone], return_when=asyncio.FIRST_COMPLETED)
+            first: list[asyncio.Future[Any]] = [update, gone]
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if gone.done():
                 raise ClientGone
             await events.write(event(update.result()))

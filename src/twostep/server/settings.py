@@ -45,6 +45,8 @@ class ServerSettings:
     enable_log_requests: bool = False
     """Log each request's parameters (never its prompt)."""
     disable_access_log: bool = False
+    ui: bool = True
+    """Whether there is a page at /."""
     metrics_compat: bool = True
     """Whether /metrics tells old names of vLLM as well."""
     custom_histogram_buckets: str | None = None

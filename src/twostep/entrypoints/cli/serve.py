@@ -92,6 +92,7 @@ def server_settings(args: argparse.Namespace, name: str) -> ServerSettings:
         sse_keep_alive_interval=args.sse_keep_alive_interval,
         trust_request_chat_template=args.trust_request_chat_template,
         enable_log_requests=args.enable_log_requests,
+        ui=args.ui,
         disable_access_log=args.disable_uvicorn_access_log,
         metrics_compat=args.metrics_compat,
         custom_histogram_buckets=args.custom_histogram_buckets,

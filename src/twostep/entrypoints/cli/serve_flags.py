@@ -204,4 +204,5 @@ def _add_logs(group: argparse._ArgumentGroup) -> None:
         metavar="URL",
         help="send a span for each request, http://HOST:4318/v1/traces",
     )
+    add("--ui", action=argparse.BooleanOptionalAction, default=True, help="the page at /")
     add("--disable-uvicorn-access-log", action="store_true", help="no line for each request")
