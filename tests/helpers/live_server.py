@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import uvloop
-
 from helpers.scripted_core import ScriptedCore, make_async_llm, make_tokenizer
+
 from twostep.contracts.sampling import SamplingParams
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.server.app import build_app

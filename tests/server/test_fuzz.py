@@ -1,0 +1,197 @@
+"""Bodies that are nearly right: no answer is a 5xx, every error has its shape, the server lives."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from helpers.live_server import Answer, LiveServer
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+HOSTILE: list[Any] = [
+    None,
+    True,
+    False,
+    0,
+    1,
+    -1,
+    2.0,
+    2.5,
+    -0.0,
+    1e308,
+    2**31,
+    2**63,
+    -(2**63),
+    10**400,
+    "",
+    "a",
+    "5",
+    "x" * 3000,
+    "\0",
+    "</s><|im_end|>",
+    "日本\U0001f336",
+    [],
+    [[]],
+    [None],
+    [0],
+    [-1],
+    [2**64],
+    ["a", 1],
+    [{}],
+    {},
+    {"a": 1},
+    {"type": "json_schema"},
+    {"0": 1},
+    {"-1": 1e308},
+]
+PLAIN: dict[str, list[Any]] = {
+    "n": [1, 2],
+    "temperature": [0, 0.5, 1],
+    "top_p": [0.5],
+    "top_k": [-1, 0, 5],
+    "seed": [1],
+    "stop": ["a", ["b"]],
+    "max_tokens": [1, 3],
+    "stream": [True, False],
+    "stream_options": [{"include_usage": True}],
+    "logit_bias": [{"5": 1}],
+    "min_tokens": [1],
+    "ignore_eos": [True],
+    "response_format": [{"type": "text"}, {"type": "json_object"}],
+    "structured_outputs": [{"choice": ["a"]}, {"regex": "a"}, {"json": {}}],
+    "truncate_prompt_tokens": [5, -1],
+    "bad_words": [["a"]],
+    "allowed_token_ids": [[5, 6]],
+    "stop_token_ids": [[5]],
+    "repetition_detection": [{"max_pattern_size": 3}],
+    "prompt_logprobs": [1],
+    "priority": [0],
+    "cache_salt": ["s"],
+    "return_token_ids": [True],
+    "skip_special_tokens": [False],
+    "request_id": ["r"],
+    "model": ["tiny"],
+}
+CHAT: dict[str, list[Any]] = {
+    **PLAIN,
+    "messages": [[{"role": "user", "content": "Hi"}]],
+    "logprobs": [True],
+    "top_logprobs": [2],
+    "tools": [[{"type": "function", "function": {"name": "f", "parameters": {}}}]],
+    "tool_choice": ["auto", "none", "required", {"type": "function", "function": {"name": "f"}}],
+    "chat_template_kwargs": [{"a": 1}],
+    "continue_final_message": [True],
+    "echo": [True],
+    "reasoning_effort": ["low"],
+    "max_completion_tokens": [3],
+}
+COMPLETIONS: dict[str, list[Any]] = {
+    **PLAIN,
+    "prompt": ["a", ["a", "b"], [5], [[5], [6]]],
+    "logprobs": [1],
+    "echo": [True],
+    "add_special_tokens": [False],
+}
+MESSAGE: dict[str, list[Any]] = {
+    "role": ["user", "assistant", "system", "tool", "developer"],
+    "content": ["Hi", None, [{"type": "text", "text": "a"}], [{"type": "image_url"}], ["a"]],
+    "tool_calls": [[{"function": {"name": "f", "arguments": "{}"}}], []],
+    "tool_call_id": ["c"],
+    "name": ["n"],
+    "reasoning": ["r"],
+}
+
+
+def bodies(fields: dict[str, list[Any]], always: str) -> st.SearchStrategy[dict[str, Any]]:
+    """A few fields, each plain or hostile; the required one mostly there."""
+
+    def value(name: str) -> st.SearchStrategy[Any]:
+        return st.one_of(st.sampled_from(fields[name]), st.sampled_from(HOSTILE))
+
+    names = st.lists(st.sampled_from(sorted(fields)), max_size=4, unique=True)
+    return names.flatmap(
+        lambda picked: st.fixed_dictionaries(
+            {
+                always: st.one_of(*[st.sampled_from(fields[always])] * 3, value(always)),
+                **{name: value(name) for name in picked if name != always},
+            }
+        )
+    )
+
+
+def messages() -> st.SearchStrategy[dict[str, Any]]:
+    """Conversations, nearly right."""
+    keys = st.lists(st.sampled_from(sorted(MESSAGE)), max_size=4, unique=True)
+    one = keys.flatmap(
+        lambda picked: st.fixed_dictionaries(
+            {k: st.sampled_from(MESSAGE[k] * 2 + HOSTILE) for k in {*picked, "role"}}
+        )
+    )
+    return st.fixed_dictionaries({"messages": st.lists(one, max_size=3), "max_tokens": st.just(2)})
+
+
+def check(answer: Answer) -> None:
+    assert answer.status < 500, answer.body
+    if answer.status != 200:
+        error = answer.error
+        assert error["type"] == "invalid_request_error"
+        assert len(answer.body) < 2048
+        for told in ("Traceback", "0x7f", "/root/", "/work/", "site-packages"):
+            assert told not in error["message"]
+    elif answer.headers["content-type"].startswith("text/event-stream"):
+        events = answer.events
+        assert events[-1] == "[DONE]"
+        assert not any("error" in event for event in events[:-1])
+
+
+fuzz = settings(
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+
+
+@pytest.mark.parametrize(
+    ("path", "strategy"),
+    [
+        ("/v1/chat/completions", bodies(CHAT, "messages")),
+        ("/v1/completions", bodies(COMPLETIONS, "prompt")),
+        ("/v1/chat/completions", messages()),
+        ("/v1/chat/completions/render", messages()),
+        ("/tokenize", bodies({"prompt": ["a"], "messages": CHAT["messages"]}, "prompt")),
+        ("/detokenize", bodies({"tokens": [[5]]}, "tokens")),
+    ],
+)
+def test_bodies_that_are_nearly_right(server: LiveServer, path: str, strategy: Any) -> None:
+    core = server.core
+
+    @fuzz
+    @given(body=strategy)
+    def run(body: dict[str, Any]) -> None:
+        check(server.post(path, json.dumps(body).encode()))
+
+    run()
+    assert server.core is core
+    assert server.chat().status == 200
+
+
+@fuzz
+@given(
+    data=st.binary(max_size=60),
+    at=st.integers(0, 60),
+    path=st.sampled_from(["/v1/chat/completions", "/v1/completions", "/tokenize", "/detokenize"]),
+)
+def test_bodies_with_wrong_bytes(server: LiveServer, data: bytes, at: int, path: str) -> None:
+    body = b'{"messages": [{"role": "user", "content": "a"}], "prompt": "a", "tokens": [1]}'
+    check(server.post(path, body[:at] + data + body[at:]))
+
+
+@pytest.mark.parametrize("value", ["1" * 5000, "-" + "1" * 5000, "0." + "1" * 5000, "1e400"])
+@pytest.mark.parametrize("field", ["seed", "max_tokens", "temperature", "logit_bias", "prompt"])
+def test_numbers_of_thousands_of_digits(server: LiveServer, field: str, value: str) -> None:
+    text = {"logit_bias": '{"5": %s}', "prompt": "[%s]"}.get(field, "%s") % value
+    body = f'{{"prompt": "a", "{field}": {text}}}'.encode()
+    check(server.post("/v1/completions", body))
