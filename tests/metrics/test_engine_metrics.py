@@ -216,3 +216,27 @@ def test_drafts_add_up_by_position() -> None:
         metrics.on_step(stats, IterationStats(timestamp=0.0))
     assert metrics.num_accepted_per_pos == [3, 2, 1]
     assert (metrics.num_drafts, metrics.num_draft_tokens, metrics.num_accepted_tokens) == (4, 12, 6)
+
+
+def test_gauges_come_to_rest_after_an_abort() -> None:
+    toy = make_toy(num_blocks=13)
+    core = toy.core(None)
+    metrics = EngineMetrics("served", INFO)
+    for request in make_processed("r", [10] * 6, 12, 2).core_requests:
+        core.add_request(request)
+
+    def step() -> None:
+        news, _ = core.step_fn()
+        for outputs in (news or {}).values():
+            metrics.on_step(outputs.scheduler_stats, IterationStats(timestamp=0.0))
+
+    for _ in range(4):
+        step()
+    assert metrics.num_requests_running == 2
+    assert metrics.kv_cache_usage > 0
+    core.abort_requests(["0_r", "1_r"])
+    while core.has_work():
+        step()
+    assert metrics.num_requests_running == 0
+    assert metrics.kv_cache_usage == 0
+    core.shutdown()

@@ -162,9 +162,3 @@ class EngineMetrics:
     def on_rejected(self, reason: str) -> None:
         """A full queue turned a request away; ``reason`` is one of REJECTIONS."""
         self.rejections[reason] += 1
-
-    def on_core_stopped(self) -> None:
-        """No more news will come: nothing runs and nothing waits."""
-        self.num_requests_running = self.num_requests_waiting = 0
-        self.kv_cache_usage = 0.0
-        self._longest.clear()
