@@ -15,6 +15,7 @@ COMMANDS: tuple[tuple[str, str], ...] = (
     ("chat", "talk to a model"),
     ("complete", "continue a text"),
     ("serve", "answer over HTTP, as OpenAI's API does"),
+    ("run-batch", "answer a file of requests, without a server"),
     ("pull", "fetch a model"),
     ("models", "list the models that have a name, and what is on disk"),
     ("bench", "measure a part of the engine on this machine"),
