@@ -87,7 +87,6 @@ def test_arguments_stream_as_they_come() -> None:
     assert parser.feed("aris") == [ToolArguments(0, "aris")]
     assert parser.feed('"}}') == [ToolArguments(0, '"}')]
     assert parser.feed("</tool_call>") == parser.finish() == []
-    assert parser.num_tool_calls == 1
 
 
 def test_text_streams_up_to_what_may_be_a_marker() -> None:

@@ -58,11 +58,9 @@ def test_a_call_ends_a_block_that_was_not_closed() -> None:
 def test_reasoning_streams() -> None:
     formats = choose_formats(None, reasoning_parser="think")
     parser = formats.make([], "auto", starts_in_reasoning=True, call_ids=lambda: "")
-    assert parser.in_reasoning
     assert parser.feed("Well, ") == [Reasoning("Well,")]
     assert parser.feed("a <b> </th") == [Reasoning(" a <b>")]
     assert parser.feed("ink>") == []
-    assert not parser.in_reasoning
     assert parser.feed("Yes") == [Text("Yes")]
 
 

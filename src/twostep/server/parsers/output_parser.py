@@ -43,11 +43,6 @@ class CallSink:
             self.events.append(ToolArguments(self.num_calls - 1, text))
 
     @property
-    def num_told(self) -> int:
-        """Calls that became events: all, or the first one."""
-        return self.num_calls if self._parallel else min(self.num_calls, 1)
-
-    @property
     def _is_told(self) -> bool:
         return self._parallel or self.num_calls == 1
 
@@ -146,16 +141,6 @@ class OutputParser:
         self._may_be_bare = bool(tools and tools.bare)
         self._is_plain = self._finder is None and not self._may_be_bare
         """Nothing is looked for."""
-
-    @property
-    def num_tool_calls(self) -> int:
-        """Calls told so far."""
-        return self._sink.num_told
-
-    @property
-    def in_reasoning(self) -> bool:
-        """Whether what comes next is reasoning, unless a tag comes first."""
-        return self._reasons
 
     def feed(self, text: str) -> list[Event]:
         """The events that ``text``, the next piece of the output, makes certain."""
