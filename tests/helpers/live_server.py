@@ -81,7 +81,7 @@ class LiveServer:
             self._may_load.set()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
-        assert self._is_up.wait(20)
+        assert self._is_up.wait(50)
         if self.error is not None:
             raise self.error
 
@@ -125,17 +125,17 @@ class LiveServer:
         async def run() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(20)
+        return asyncio.run_coroutine_threadsafe(run(), self.loop).result(50)
 
     def wait_until(self, condition: Callable[[], bool]) -> None:
         """Return when a condition holds on the server's loop."""
 
         async def wait() -> None:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(50):
                 while not condition():
                     await asyncio.sleep(0.002)
 
-        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(30)
+        asyncio.run_coroutine_threadsafe(wait(), self.loop).result(55)
 
     def request_stop(self) -> None:
         """As a SIGTERM."""
@@ -143,7 +143,7 @@ class LiveServer:
 
     def join(self) -> None:
         """Wait for the end."""
-        self._thread.join(20)
+        self._thread.join(50)
         assert not self._thread.is_alive()
 
     def stop(self) -> None:
@@ -162,7 +162,7 @@ class LiveServer:
 
     def connect(self) -> socket.socket:
         """A bare connection."""
-        return socket.create_connection(("127.0.0.1", self.port), timeout=20)
+        return socket.create_connection(("127.0.0.1", self.port), timeout=50)
 
     def send(
         self,
@@ -172,7 +172,7 @@ class LiveServer:
         headers: dict[str, str] | None = None,
     ) -> Answer:
         """One exchange over a connection of its own."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=20)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=50)
         try:
             connection.request(method, path, body, headers or {})
             response = connection.getresponse()

@@ -27,11 +27,13 @@ async def start_async_llm(
     options: EngineOptions | None = None,
     *,
     chat_template: str | None = None,
+    reject_long_max_tokens: bool = False,
     on_progress: Progress | None = None,
 ) -> AsyncLLM:
     """Start an engine core for ``model`` and wait until it is ready; the event loop stays free.
 
     Cancelling it leaves nothing behind. ``on_progress`` is called on the event loop.
+    ``reject_long_max_tokens``: see InputProcessor.
 
     Raises:
         ModelError, OutOfMemoryError, UsageError: One line with cause and cure.
@@ -65,7 +67,12 @@ async def start_async_llm(
     return AsyncLLM(
         client,
         info,
-        text.input_processor(info.max_model_len, info.vocab_size, options.scheduling_policy),
+        text.input_processor(
+            info.max_model_len,
+            info.vocab_size,
+            options.scheduling_policy,
+            reject_long_max_tokens=reject_long_max_tokens,
+        ),
         text.output_processor(),
         text.chat_prompter(chat_template),
         text.tokenizer,

@@ -30,6 +30,8 @@ class TextSide:
         vocab_size: int,
         policy: SchedulingPolicy,
         seed_source: Callable[[], int] | None = None,
+        *,
+        reject_long_max_tokens: bool = False,
     ) -> InputProcessor:
         """What checks requests; ``seed_source`` gives seeds to those that bring none."""
         return InputProcessor(
@@ -39,6 +41,7 @@ class TextSide:
             eos_token_id=self.eos_token_ids[0] if self.eos_token_ids else None,
             extra_eos_token_ids=self.eos_token_ids[1:],
             policy=policy,
+            reject_long_max_tokens=reject_long_max_tokens,
             seed_source=seed_source,
         )
 

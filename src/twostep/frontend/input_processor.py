@@ -214,6 +214,7 @@ class InputProcessor:
             raise InvalidRequestError(
                 "this engine has no structured outputs; leave structured_outputs out",
                 "structured_outputs",
+                "unsupported_feature",
             )
         if type(params.priority) is not int or not -_MAX_INT64 <= params.priority <= _MAX_INT64:
             raise InvalidRequestError("priority must be an integer of 64 bits", "priority")

@@ -197,6 +197,11 @@ class Tokenizer:
                 out.extend(self.encode(segment, False, parse_special=False))
         return out
 
+    @property
+    def special_tokens(self) -> Mapping[str, int]:
+        """{spelling: id} of all special tokens."""
+        return self._special_texts()
+
     def _special_texts(self) -> dict[str, int]:
         if self._special_by_text is None:
             table = self.token_bytes

@@ -126,12 +126,22 @@ def _tool(tool: ToolDefinition, where: str) -> dict[str, Any]:
             "digits, _ and -",
             f"{where}.function.name",
         )
+    _check_parameters(tool.function.parameters, f"{where}.function.parameters")
     function = {
         name: value
         for name, value in msgspec.structs.asdict(tool.function).items()
         if value is not None
     }
     return {"type": "function", "function": function}
+
+
+def _check_parameters(schema: dict[str, Any] | None, where: str) -> None:
+    """Raise ApiError for a schema whose shape is none; what it says is the grammar's matter."""
+    for name, kind, wanted in (("properties", dict, "an object"), ("required", list, "a list")):
+        value = None if schema is None else schema.get(name)
+        if value is not None and not isinstance(value, kind):
+            path = f"{where}.{name}"
+            raise ApiError("invalid_schema", f"{path} must be {wanted}", path)
 
 
 def check_chat_fields(request: ChatCompletionRequest) -> None:

@@ -20,6 +20,12 @@ class ClientGone(Exception):
     """The client closed the connection: nobody waits for an answer."""
 
 
+def route_path(scope: Scope) -> str:
+    """The path without the prefix under which a proxy shows the server."""
+    path: str = scope["path"]
+    return path.removeprefix(scope.get("root_path", ""))
+
+
 class HttpCall:
     """A request and the way back."""
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+import msgspec
+
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.sampling import (
     RepetitionDetectionParams,
@@ -176,6 +178,13 @@ def _from_structured_outputs(given: StructuredOutputs) -> StructuredOutputsParam
 def _json(schema: dict[str, Any] | str | bool, *, strict: bool) -> StructuredOutputsParams:
     if isinstance(schema, bool):  # true allows every JSON value, false none
         schema = "true" if schema else "false"
+    if isinstance(schema, str):
+        try:
+            msgspec.json.decode(schema)
+        except (msgspec.DecodeError, RecursionError, UnicodeEncodeError) as error:
+            raise ApiError(
+                "invalid_schema", f"the schema is not JSON: {error}", "structured_outputs.json"
+            ) from None
     return StructuredOutputsParams(json=schema)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from typing import Literal
 
-MaxTokensPolicy = Literal["clamp", "reject"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

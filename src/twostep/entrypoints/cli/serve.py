@@ -51,6 +51,7 @@ def run(argv: list[str]) -> int:
     cli_args.check_watch_flags(args)
     settings = server_settings(args, name)
     check_parsers(args)
+    default_params(None, args.override_generation_config)
     check_observability(args)
     return serve(args, name, settings)
 
@@ -199,16 +200,21 @@ async def load_engine(args: argparse.Namespace, name: str, state: ServerState) -
         model = await asyncio.to_thread(resolve, name, ProgressReporter(from_thread))
         options = cli_args.engine_options(args, model)
         template = options.pop("chat_template", None)
+        recommended = None if args.generation_config == "vllm" else default_sampling(model)
+        defaults = default_params(recommended, args.override_generation_config)
         engine = await start_async_llm(
-            name, EngineOptions(**options), chat_template=template, on_progress=on_progress
+            name,
+            EngineOptions(**options),
+            chat_template=template,
+            reject_long_max_tokens=args.max_tokens_policy == "reject",
+            on_progress=on_progress,
         )
     formats = choose_formats(
         template or engine.tokenizer.chat_template,
         tool_call_parser=args.tool_call_parser,
         reasoning_parser=args.reasoning_parser,
     )
-    recommended = None if args.generation_config == "vllm" else default_sampling(model)
-    state.ready(engine, default_params(recommended, args.override_generation_config), formats)
+    state.ready(engine, defaults, formats)
     return engine
 
 

@@ -139,6 +139,12 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         help="prompt tokens of those, else 503 (default: no bound)",
     )
     add(
+        "--max-tokens-policy",
+        choices=["clamp", "reject"],
+        default="clamp",
+        help="a max_tokens beyond the room left: end there (clamp, default), or 400 (reject)",
+    )
+    add(
         "--request-timeout",
         type=seconds,
         default=0.0,

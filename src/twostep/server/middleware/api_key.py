@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twostep.server.errors import ApiError
-from twostep.server.http import HttpCall
+from twostep.server.http import HttpCall, route_path
 
 OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics", "/version"})
 """Paths that anybody may ask."""
@@ -25,7 +25,7 @@ class ApiKeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and scope["path"] not in self._open_paths:
+        if scope["type"] == "http" and route_path(scope) not in self._open_paths:
             self._check(HttpCall(scope, receive, send))
         await self._app(scope, receive, send)
 

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostep.server.errors import ApiError, from_exception, is_ours
-from twostep.server.http import ClientGone, HttpCall
+from twostep.server.http import ClientGone, HttpCall, route_path
 from twostep.server.request_fields import REQUEST_ID
 
 logger = logging.getLogger("twostep.server")
@@ -42,7 +42,7 @@ class Boundary:
             sender.status = sender.status or 499
         except Exception as error:
             await self._answer(HttpCall(scope, receive, sender), sender, error)
-        if self._log_access and scope["path"] not in PROBES:
+        if self._log_access and route_path(scope) not in PROBES:
             access_logger.info(
                 "%s %s %d %.1f ms %s",
                 scope["method"],

@@ -1,0 +1,217 @@
+"""``twostep serve`` as its users start it: a process of its own, a real model, the openai client."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import openai
+import pytest
+
+from twostep import LLM, SamplingParams
+from twostep.entrypoints import catalogue, store
+
+pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
+
+PROMPT = "The three primary colours are"
+HI: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
+
+
+class Process:
+    """A server and what it wrote to standard error."""
+
+    def __init__(self, *argv: str) -> None:
+        self.child = subprocess.Popen(
+            [sys.executable, "-m", "twostep", "serve", *argv, "--port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.lines: list[str] = []
+        self._ready = threading.Event()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.child.stderr is not None
+        for line in self.child.stderr:
+            self.lines.append(line)
+            if "ready on" in line:
+                self._ready.set()
+        self._ready.set()
+
+    @property
+    def url(self) -> str:
+        assert self._ready.wait(300)
+        found = re.search(r"ready on (http://127\.0\.0\.1:\d+) in", "".join(self.lines))
+        assert found, self.lines
+        return found[1]
+
+    def core_pids(self) -> list[int]:
+        """Processes whose parent is the server."""
+        pids = []
+        for path in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(OSError):
+                fields = path.read_text().rpartition(")")[2].split()
+                if int(fields[1]) == self.child.pid:
+                    pids.append(int(path.parent.name))
+        return pids
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        """Send a signal and wait; the exit code."""
+        self.child.send_signal(number)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.child.wait(120)
+        self._reader.join(30)
+        for stream in (self.child.stdout, self.child.stderr):
+            assert stream is not None
+            stream.close()
+        return code
+
+
+@pytest.fixture(scope="module")
+def model() -> str:
+    entry = catalogue.find("smollm2-135m")
+    assert entry is not None
+    if not store.is_present(entry):
+        pytest.skip("smollm2-135m is not on disk; `twostep pull smollm2-135m` fetches it")
+    return str(store.path_of(entry))
+
+
+@pytest.fixture(scope="module")
+def process(model: str) -> Iterator[Process]:
+    argv = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "64MiB"]
+    process = Process(model, "--served-model-name", "m", *argv)
+    yield process
+    if process.child.poll() is None:
+        process.end()
+
+
+@pytest.fixture
+def client(process: Process) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{process.url}/v1", api_key="x", timeout=200) as client:
+        yield client
+
+
+def test_the_text_is_the_engines(client: openai.OpenAI, model: str) -> None:
+    """Over HTTP, streamed or not, alone or among others: the text that ``LLM`` gives."""
+    with LLM(model, max_model_len=1024, kv_cache_memory_bytes=64 << 20) as llm:
+        params = SamplingParams(temperature=0, max_tokens=12)
+        [output] = llm.generate([PROMPT], params, use_tqdm=False)
+    expected = output.outputs[0]
+    whole = client.completions.create(model="m", prompt=PROMPT, temperature=0, max_tokens=12)
+    assert whole.choices[0].text == expected.text
+    chunks = client.completions.create(
+        model="m", prompt=[PROMPT, "Once", PROMPT], temperature=0, max_tokens=12, stream=True
+    )
+    texts = ["", "", ""]
+    for chunk in chunks:
+        for choice in chunk.choices:
+            texts[choice.index] += choice.text
+    assert texts[0] == texts[2] == expected.text
+    assert whole.usage is not None
+    assert whole.usage.completion_tokens == len(expected.token_ids)
+    assert whole.usage.prompt_tokens == len(output.prompt_token_ids)
+
+
+def test_chat(client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="m", messages=HI, temperature=0, max_tokens=24, logprobs=True, top_logprobs=3
+    )
+    text = answer.choices[0].message.content
+    assert text is not None
+    assert "Paris" in text
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None
+    assert logprobs.content is not None
+    assert all(len(entry.top_logprobs) == 3 for entry in logprobs.content)
+    chunks = client.chat.completions.create(
+        model="m", messages=HI, temperature=0, max_tokens=24, stream=True
+    )
+    streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+    assert streamed == text
+
+
+def test_seeds(client: openai.OpenAI) -> None:
+    def draw(**fields: Any) -> list[str]:
+        answer = client.completions.create(
+            model="m", prompt=PROMPT, temperature=1.5, max_tokens=8, seed=7, **fields
+        )
+        return [choice.text for choice in answer.choices]
+
+    assert draw(n=3) == draw(n=3)
+    assert draw() == draw(n=3)[:1]
+    assert len(set(draw(n=3))) > 1
+
+
+def test_a_client_that_goes_frees_the_engine(client: openai.OpenAI, process: Process) -> None:
+    stream = client.completions.create(
+        model="m", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
+    )
+    next(iter(stream))
+    stream.close()
+    deadline = time.monotonic() + 60
+    while client.get("/../load", cast_to=object) != {"server_load": 0}:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    again = client.completions.create(model="m", prompt=PROMPT, temperature=0, max_tokens=2)
+    assert again.choices[0].text
+
+
+def test_errors(client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(model="m", prompt="word " * 3000)
+    assert caught.value.code == "context_length_exceeded"
+
+
+def test_sigterm_drains(client: openai.OpenAI, process: Process) -> None:
+    """Last of those that share the process: it ends here."""
+    stream = client.completions.create(
+        model="m", prompt=PROMPT, max_tokens=40, stream=True, extra_body={"ignore_eos": True}
+    )
+    pieces = [next(iter(stream))]
+    cores = process.core_pids()
+    assert cores
+    process.child.send_signal(signal.SIGTERM)
+    pieces += list(stream)
+    assert pieces[-1].choices[0].finish_reason == "length"
+    assert process.wait() == 0
+    for pid in cores:
+        assert not Path(f"/proc/{pid}").exists()
+    assert "Traceback" not in "".join(process.lines)
+
+
+def test_a_killed_core_ends_the_server(model: str) -> None:
+    argv = ["--max-model-len", "512", "--kv-cache-memory-bytes", "32MiB"]
+    process = Process(model, "--served-model-name", "m", *argv)
+    url = process.url
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="x", timeout=200, max_retries=0) as client:
+        stream = client.completions.create(
+            model="m", prompt=PROMPT, max_tokens=400, stream=True, extra_body={"ignore_eos": True}
+        )
+        next(iter(stream))
+        for pid in process.core_pids():
+            os.kill(pid, signal.SIGKILL)
+        with pytest.raises(openai.APIError) as caught:
+            list(stream)
+    assert caught.value.code == "engine_dead"
+    assert process.wait() == 1
+    assert "twostep: error: " in process.lines[-1]
+
+
+def test_a_model_that_is_not_there() -> None:
+    process = Process("/nowhere/at-all.gguf")
+    assert process.wait() == 1
+    assert "no such file" in process.lines[-1]
+    assert "Traceback" not in "".join(process.lines)
