@@ -1,4 +1,4 @@
-"""``twostep serve`` as its users start it: a process of its own, a real model, the openai client."""
+"""``twostep serve`` as its users start it: a process, a real model, the openai client."""
 
 from __future__ import annotations
 

@@ -54,7 +54,9 @@ def build_app(
     routes.extend(extra_routes)
     app: ASGIApp = Router(routes, redirect_slashes=False)
     if settings.api_keys:
-        app = ApiKeyCheck(app, settings.api_keys, OPEN_PATHS | page.PATHS | frozenset(extra_open_paths))
+        app = ApiKeyCheck(
+            app, settings.api_keys, OPEN_PATHS | page.PATHS | frozenset(extra_open_paths)
+        )
     if settings.allowed_hosts is not None:
         app = HostCheck(app, settings.allowed_hosts)
     app = Boundary(app, log_access=not settings.disable_access_log)
