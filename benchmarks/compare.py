@@ -1,173 +1,268 @@
-"""twostep beside llama.cpp, in one run: the two take turns, medians and ratios are reported.
+"""twostep beside its peers, in one run: engines take turns, medians and ratios are reported.
 
-    python benchmarks/compare.py MODEL.gguf --llama-bin DIR [--rounds 5] [--json FILE]
+    python -m benchmarks.compare --peers-dir DIR --models-dir DIR [--quick] [--rounds 5]
+        [--peers llama.cpp vllm …] [--models smol-Q4_0 …] [--cells "prefill 512" "decode B=16" …]
 
-DIR is what ``benchmarks/peers/setup_llama_cpp.sh`` prints. Ours goes through ``LLM`` with
-sampling, prefix caching and asynchronous scheduling on. llama.cpp runs with flash attention off and
-on, and the better of the two medians counts. Cells: prefill of 512 tokens; decode of B sequences
-from 128 tokens of context on, counting only steps in which all B decode.
+``--peers-dir`` is where the scripts of ``benchmarks/peers/`` installed (llama, vllm, openvino below
+it), ``--models-dir`` where ``benchmarks.make_models`` writes. What is not there is left out.
+See docs/benchmarks.md for what a cell means. Results go to benchmarks/results/DATE-MACHINE/ (or
+``--out``): results.json, table.md and charts. Exit code 1 if an engine's output was wrong.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
-import platform
-import random
-import statistics
-import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
-from twostep import LLM, SamplingParams
+from benchmarks import checks, machine
+from benchmarks.cells import Cell, all_cells, choose_cells, requests_of
+from benchmarks.models import Model, all_models, is_present
+from benchmarks.peers.base import Engine, Limits, Peer
+from benchmarks.peers.hf_transformers import HfTransformers
+from benchmarks.peers.llama_cpp import LlamaCpp
+from benchmarks.peers.openvino_llm import OpenVino
+from benchmarks.peers.ours import NAME as OURS
+from benchmarks.peers.ours import OurEngine, Ours
+from benchmarks.peers.vllm_cpu import VllmCpu
+from benchmarks.process import ROOT, ProgramError
+from benchmarks.results import CellResult, EngineResult, Record
 
-PREFILL = 512
-CONTEXT = 128
-NEW_TOKENS = 64
+STAY_LOADED_BYTES = 2 << 30
+"""Engines of larger files are closed after each turn: all at once would not fit in memory."""
+KV_BYTES_LIMIT = 4 << 30
+"""Cells that need more keys and values are left out."""
 
 
-def main() -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the comparison; returns the exit code."""
+    args = parse(argv)
+    peers = choose_peers(args)
+    models = choose_models(args)
+    facts = machine.describe(args.threads)
+    record = Record(
+        machine=facts,
+        versions={peer.name: peer.version() for peer in peers},
+        command=sys.argv[1:] if argv is None else argv,
+        rounds=args.rounds,
+    )
+    folder = args.out
+    if folder is None:
+        date = time.strftime("%Y-%m-%d")
+        folder = ROOT / "benchmarks" / "results" / f"{date}-{machine.slug(facts)}"
+    for model in models:
+        cells = choose_cells(all_cells(model, quick=args.quick), args.cells)
+        compare_model(model, cells, peers, args, record, folder)
+    print("\n".join(record.table()))
+    if not args.no_plots:
+        from benchmarks import plots  # matplotlib is slow to import and in an extra
+
+        plots.write(record.document(), folder)
+    say(f"results are in {folder}")
+    is_wrong = any(
+        problem.startswith("wrong output")
+        for cell in record.cells
+        for engine in cell.engines.values()
+        for problem in engine.problems
+    )
+    return 1 if is_wrong else 0
+
+
+def parse(argv: list[str] | None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+        prog="python -m benchmarks.compare",
+        description=__doc__,
+        formatter_class=argparse.RawTextHelpFormatter,
     )
-    parser.add_argument("model", type=Path)
-    parser.add_argument("--llama-bin", type=Path, required=True)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 16])
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--json", type=Path, help="write all figures here")
-    args = parser.parse_args()
+    add = parser.add_argument
+    add("--peers-dir", type=Path, required=True)
+    add("--models-dir", type=Path, required=True)
+    add("--peers", nargs="+", metavar="PEER", help="default: all that are installed")
+    add("--models", nargs="+", metavar="MODEL", help="default: all that are on disk")
+    add("--cells", nargs="+", metavar="CELL", help="names or their first words; default: all")
+    add("--rounds", type=int, default=5)
+    add("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    add("--quick", action="store_true", help="one short cell of each kind")
+    add("--out", type=Path, help="folder of the results")
+    add("--no-plots", action="store_true")
+    args = parser.parse_args(argv)
+    if args.rounds < 1:
+        parser.error("--rounds must be at least 1")
+    return args
 
-    figures: dict[str, dict[str, list[float]]] = {}
 
-    def note(cell: str, who: str, value: float) -> None:
-        figures.setdefault(cell, {}).setdefault(who, []).append(value)
+def choose_peers(args: argparse.Namespace) -> list[Peer]:
+    """Ours first. Raises SystemExit for a peer that is unknown or, if asked for, not installed."""
+    folder = args.peers_dir.resolve()
+    known: list[Peer] = [
+        LlamaCpp(folder), VllmCpu(folder), OpenVino(folder), HfTransformers(folder)
+    ]  # fmt: skip
+    names = [peer.name for peer in known]
+    for wanted in args.peers or []:
+        if wanted not in names:
+            raise SystemExit(f"no peer is named {wanted!r}: there are {', '.join(names)}")
+    found: list[Peer] = [Ours()]
+    for peer in known:
+        if args.peers is not None and peer.name not in args.peers:
+            continue
+        if peer.is_installed():
+            found.append(peer)
+        elif args.peers is not None:
+            raise SystemExit(f"{peer.name} is not in {folder}: run its script in benchmarks/peers/")
+        else:
+            say(f"{peer.name} is not in {folder}: left out")
+    return found
 
-    with LLM(
-        args.model, threads=args.threads, max_num_seqs=max(args.batch), max_model_len=1024
-    ) as llm:
-        ours_prefill(llm, seed=-1)  # warm up
-        for batch in args.batch:
-            ours_decode(llm, batch, seed=-1)
-        for round_number in range(args.rounds):
-            print(f"round {round_number + 1} of {args.rounds}", file=sys.stderr)
-            note("prefill 512", "twostep", ours_prefill(llm, seed=round_number))
-            for flash in ("off", "on"):
-                note("prefill 512", f"llama.cpp fa {flash}", llama_prefill(args, flash))
-            for batch in args.batch:
-                note(f"decode B={batch}", "twostep", ours_decode(llm, batch, seed=round_number))
-            for flash in ("off", "on"):
-                for batch, speed in llama_decode(args, flash).items():
-                    note(f"decode B={batch}", f"llama.cpp fa {flash}", speed)
-    report(figures)
-    if args.json:
-        machine = {
-            "processor": processor(),
-            "threads": args.threads,
-            "python": platform.python_version(),
-        }
-        args.json.write_text(
-            json.dumps(
-                {
-                    "date": time.strftime("%Y-%m-%d"),
-                    "machine": machine,
-                    "model": args.model.name,
-                    "tokens_per_second": figures,
-                },
-                indent=1,
+
+def choose_models(args: argparse.Namespace) -> list[Model]:
+    """Raises SystemExit for a model that is unknown or, if asked for, not on disk."""
+    models = all_models(args.models_dir.resolve())
+    for name in args.models or []:
+        if name not in models:
+            raise SystemExit(f"no model is named {name!r}: there are {', '.join(models)}")
+        if not is_present(models[name]):
+            raise SystemExit(
+                f"{name} is not in {args.models_dir}: make it (benchmarks.make_models)"
             )
-        )
-    return 0
+    found = [models[name] for name in args.models or models if is_present(models[name])]
+    if not found:
+        raise SystemExit(f"no model is in {args.models_dir}: make some (benchmarks.make_models)")
+    return found
 
 
-def ours_prefill(llm: LLM, seed: int) -> float:
-    """Prompt tokens per second of one request, its first token included."""
-    ids = random.Random(f"{seed}").choices(range(100, 40000), k=PREFILL)
-    started = time.perf_counter()
-    llm.generate({"prompt_token_ids": ids}, SamplingParams(max_tokens=1, seed=1), use_tqdm=False)
-    return PREFILL / (time.perf_counter() - started)
+def compare_model(
+    model: Model,
+    cells: list[Cell],
+    peers: list[Peer],
+    args: argparse.Namespace,
+    record: Record,
+    folder: Path,
+) -> None:
+    """All cells of one model."""
+    limit = KV_BYTES_LIMIT // model.shape.kv_bytes_per_token
+    for cell in cells:
+        if cell.kv_tokens > limit or cell.longest > model.max_position:
+            say(f"{model.name}: {cell.name} left out: its keys and values do not fit")
+    cells = [c for c in cells if c.kv_tokens <= limit and c.longest <= model.max_position]
+    limits = limits_for(cells, args.threads)
+    engines = [engine for peer in peers for engine in peer.engines(with_files(model), limits)]
+    stay_loaded = model.file_bytes <= STAY_LOADED_BYTES
+    try:
+        wrong = check_all(model, engines, limits, record, stay_loaded=stay_loaded)
+        for cell in cells:
+            result = CellResult(model=model.name, cell=cell)
+            record.cells.append(result)
+            for engine in engines:
+                result.engines[engine.name] = EngineResult(engine.peer)
+                reason = wrong.get(engine.name) or engine.cannot(cell)
+                if reason is not None:
+                    result.engines[engine.name].problems.append(reason)
+            able = [e for e in engines if not result.engines[e.name].problems]
+            for number in range(args.rounds):
+                say(f"{model.name}: {cell.name}: round {number + 1} of {args.rounds}")
+                one_round(cell, number, able, result, args, stay_loaded=stay_loaded)
+                record.write(folder)
+    finally:
+        for engine in engines:
+            engine.close()
 
 
-def ours_decode(llm: LLM, batch: int, seed: int) -> float:
-    """Tokens per second while all ``batch`` sequences decode."""
-    generator = random.Random(f"{seed}")
-    params = SamplingParams(
-        temperature=0.8, top_p=0.95, ignore_eos=True, max_tokens=NEW_TOKENS, seed=1
+def limits_for(cells: list[Cell], threads: int) -> Limits:
+    """What holds every cell."""
+    return Limits(
+        threads=threads,
+        max_num_seqs=max([cell.batch for cell in cells] + [8]),
+        max_model_len=max([cell.longest for cell in cells] + [256]),
+        kv_tokens=max([cell.kv_tokens for cell in cells] + [2048]),
     )
-    for _ in range(batch):
-        llm.add_request(
-            {"prompt_token_ids": generator.choices(range(100, 40000), k=CONTEXT)}, params
-        )
-    seconds, tokens, last = 0.0, 0, time.perf_counter()
-    decoding: set[str] = set()  # requests whose first token, the prefill's, has come
-    while llm.has_unfinished_requests():
-        outputs = llm.step()
-        now = time.perf_counter()
-        if len(outputs) == batch == len(decoding):
-            seconds, tokens = seconds + now - last, tokens + batch
-        decoding.update(output.request_id for output in outputs)
-        last = now
-    return tokens / seconds
 
 
-def llama(args: argparse.Namespace, tool: str, *options: str) -> str:
-    """Standard output of one of llama.cpp's tools."""
-    command = [str(args.llama_bin / tool), "-m", str(args.model), "-t", str(args.threads), *options]
-    environment = {**os.environ, "LD_LIBRARY_PATH": str(args.llama_bin)}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        raise SystemExit(f"{tool} failed: {done.stderr.strip().splitlines()[-1:]}")
-    return done.stdout
+def with_files(model: Model) -> Model:
+    """The model without a Hugging Face folder that is not on disk."""
+    import dataclasses
+
+    has_hf = model.hf is not None and (model.hf / "config.json").exists()
+    return model if has_hf else dataclasses.replace(model, hf=None)
 
 
-def llama_prefill(args: argparse.Namespace, flash: str) -> float:
-    """Prompt tokens per second."""
-    flag = "1" if flash == "on" else "0"
-    out = llama(
-        args, "llama-bench", "-p", str(PREFILL), "-n", "0", "-fa", flag, "-r", "2", "-o", "json"
-    )
-    return float(json.loads(out)[0]["avg_ts"])
+def check_all(
+    model: Model, engines: list[Engine], limits: Limits, record: Record, *, stay_loaded: bool
+) -> dict[str, str]:
+    """{engine: what is wrong with its output}; every engine's answers go into the record."""
+    say(f"{model.name}: what do the engines say?")
+    prompts = checks.prompts_of(model)
+    expected = checks.reference(model, limits, prompts)
+    found = {}
+    for engine in engines:
+        with turn(engine, stay_loaded=stay_loaded):
+            found[engine.name] = checks.check_engine(engine, prompts, expected)
+        if found[engine.name]["problem"] is not None:
+            say(f"{model.name}: {engine.name}: {found[engine.name]['problem']}")
+    record.checks[model.name] = {"likeliest": expected, **found}
+    return {name: one["problem"] for name, one in found.items() if one["problem"] is not None}
 
 
-def llama_decode(args: argparse.Namespace, flash: str) -> dict[int, float]:
-    """Tokens per second by batch size."""
-    sizes = ",".join(map(str, args.batch))
-    out = llama(
-        args, "llama-batched-bench", "-c", str(2 * max(args.batch) * (CONTEXT + NEW_TOKENS)),
-        "-npp", str(CONTEXT), "-ntg", str(NEW_TOKENS), "-npl", sizes, "-fa", flash,
-    )  # fmt: skip
-    rows = [line.strip("| ").split("|") for line in out.splitlines() if line.startswith("|")]
-    numbers = [row for row in rows if row[0].strip().isdigit()]
-    return {int(row[2]): float(row[7]) for row in numbers}
+def one_round(
+    cell: Cell,
+    number: int,
+    engines: list[Engine],
+    result: CellResult,
+    args: argparse.Namespace,
+    *,
+    stay_loaded: bool,
+) -> None:
+    """Every engine once; who begins changes from round to round."""
+    shift = number % max(1, len(engines))
+    for engine in engines[shift:] + engines[:shift]:
+        mine = result.engines[engine.name]
+        if mine.problems:
+            continue
+        with turn(engine, stay_loaded=stay_loaded or cell.kind == "start"):
+            try:
+                if number == 0 and cell.kind in ("prefill", "decode") and not args.quick:
+                    engine.measure(cell, requests_of(cell, -1))  # warm up
+                mine.rounds[number] = measure(cell, number, engine, mine, last=args.rounds - 1)
+            except (ProgramError, ValueError) as error:
+                mine.problems.append(str(error))
+                say(f"{engine.name}: {error}")
 
 
-def report(figures: dict[str, dict[str, list[float]]]) -> None:
-    """Print the table."""
-    print(f"{processor()}: tokens/s, median (min - max)")
-    for cell, by_engine in figures.items():
-        ours = statistics.median(by_engine["twostep"])
-        peers = {who: statistics.median(v) for who, v in by_engine.items() if who != "twostep"}
-        best = max(peers, key=peers.__getitem__)
-        print(
-            f"{cell:14} twostep {spread(by_engine['twostep'])}   {best} {spread(by_engine[best])}"
-            f"   ratio {ours / peers[best]:.2f}"
-        )
+def measure(
+    cell: Cell, number: int, engine: Engine, mine: EngineResult, *, last: int
+) -> dict[str, float]:
+    """One engine's turn; in the last round ours must say the same alone."""
+    if cell.kind == "start":
+        return engine.start()
+    requests = requests_of(cell, number)
+    metrics, answers = engine.measure(cell, requests)
+    if isinstance(engine, OurEngine) and number == last:
+        problem = checks.check_alone(engine, cell, requests, answers)
+        if problem is not None:
+            mine.problems.append(problem)
+            say(f"{OURS}: {problem}")
+    return metrics
 
 
-def spread(values: list[float]) -> str:
-    """Median and range."""
-    return f"{statistics.median(values):7.1f} ({min(values):.0f} - {max(values):.0f})"
+@contextlib.contextmanager
+def turn(engine: Engine, *, stay_loaded: bool) -> Iterator[None]:
+    """While an engine has the machine: afterwards it is paused, or closed to make room."""
+    try:
+        yield
+    finally:
+        if stay_loaded:
+            engine.rest()
+        else:
+            engine.close()
 
 
-def processor() -> str:
-    """The processor's name."""
-    for line in Path("/proc/cpuinfo").read_text().splitlines():
-        if line.startswith("model name"):
-            return line.partition(":")[2].strip()
-    return platform.processor()
+def say(text: str) -> None:
+    """How far the run is."""
+    print(f"{time.strftime('%H:%M:%S')} {text}", file=sys.stderr, flush=True)
 
 
 if __name__ == "__main__":

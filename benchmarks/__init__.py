@@ -1,0 +1,1 @@
+"""Measurements: twostep beside its peers, and parts of twostep alone."""

@@ -1,0 +1,1 @@
+"""One module for each engine that ``benchmarks.compare`` runs; see ``peers.base``."""
