@@ -33,6 +33,8 @@ if TYPE_CHECKING:
         SamplingParams,
         StructuredOutputsParams,
     )
+    from twostep.entrypoints.async_engine import start_async_llm
+    from twostep.entrypoints.engine_options import EngineOptions
     from twostep.entrypoints.llm import LLM
     from twostep.frontend.async_llm import AsyncLLM
 
@@ -43,6 +45,7 @@ __all__ = [
     "AsyncLLM",
     "CompletionOutput",
     "EngineDeadError",
+    "EngineOptions",
     "InvalidRequestError",
     "Logprob",
     "ModelError",
@@ -58,6 +61,7 @@ __all__ = [
     "UnsupportedModelError",
     "UsageError",
     "__version__",
+    "start_async_llm",
 ]
 
 
@@ -67,6 +71,10 @@ def _home(name: str) -> str:
         return "twostep.entrypoints.llm"
     if name == "AsyncLLM":
         return "twostep.frontend.async_llm"
+    if name == "start_async_llm":
+        return "twostep.entrypoints.async_engine"
+    if name == "EngineOptions":
+        return "twostep.entrypoints.engine_options"
     if name in ("CompletionOutput", "Logprob", "RequestOutput"):
         return "twostep.contracts.results"
     if name == "RequestOutputKind" or name.endswith("Params"):

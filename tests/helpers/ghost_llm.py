@@ -19,6 +19,7 @@ from twostep.entrypoints.engine_options import EngineOptions
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.frontend.chat_prompt import ChatPrompter
 from twostep.frontend.core_client import AsyncMPClient
+from twostep.frontend.core_process import CoreProcess
 from twostep.frontend.input_processor import InputProcessor
 from twostep.frontend.output_processor import OutputProcessor
 from twostep.frontend.tokenizer import Tokenizer
@@ -43,7 +44,8 @@ def ghost_command(behaviour: Behaviour, directory: str, tie: int) -> list[str]:
 
 async def start_ghost(behaviour: Behaviour | None = None) -> AsyncLLM:
     """A ghost in a process of its own, ready."""
-    client = AsyncMPClient(lambda folder, tie: ghost_command(behaviour or Behaviour(), folder, tie))
+    process = CoreProcess(lambda folder, tie: ghost_command(behaviour or Behaviour(), folder, tie))
+    client = AsyncMPClient(process)
     try:
         info = await client.wait_until_ready()
     except BaseException:

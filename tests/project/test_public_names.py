@@ -18,6 +18,7 @@ PUBLIC = [
     "AsyncLLM",
     "CompletionOutput",
     "EngineDeadError",
+    "EngineOptions",
     "InvalidRequestError",
     "Logprob",
     "ModelError",
@@ -33,6 +34,7 @@ PUBLIC = [
     "UnsupportedModelError",
     "UsageError",
     "__version__",
+    "start_async_llm",
 ]
 HEAVY = ("torch", "transformers", "numpy", "tokenizers", "jinja2", "huggingface_hub", "tqdm")
 

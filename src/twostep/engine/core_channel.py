@@ -13,8 +13,6 @@ IN_ADDRESS = "in"
 """File name of the socket that the core reads, in the private folder of the two processes."""
 OUT_ADDRESS = "out"
 """Of the one it writes."""
-HEARTBEAT_FILE = "heartbeat"
-"""Beside them."""
 MAX_UNSENT_MESSAGES = 1000
 """News that wait for a front end that does not read; then the core stops planning."""
 LINGER_MS = 2000

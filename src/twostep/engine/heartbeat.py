@@ -6,6 +6,9 @@ import mmap
 import struct
 from pathlib import Path
 
+HEARTBEAT_FILE = "heartbeat"
+"""Its name, in the private folder of the two processes."""
+
 _FORMAT = struct.Struct("<ddQ")
 _SIZE = mmap.PAGESIZE
 

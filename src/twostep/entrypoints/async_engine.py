@@ -8,15 +8,17 @@ import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twostep.entrypoints.core_spec import CoreSpec
 from twostep.entrypoints.engine_options import EngineOptions
 from twostep.entrypoints.progress import Advance
-from twostep.entrypoints.resolve import resolve
-from twostep.entrypoints.text_side import TextSide, load_text_side
-from twostep.frontend.async_llm import AsyncLLM
-from twostep.frontend.core_client import AsyncMPClient
-from twostep.models.loader.open import open_checkpoint
+from twostep.entrypoints.resolve import ResolvedModel, resolve
+from twostep.frontend.core_process import CoreProcess
+
+if TYPE_CHECKING:
+    from twostep.entrypoints.text_side import TextSide
+    from twostep.frontend.async_llm import AsyncLLM
 
 Progress = Callable[[str, float], None]
 """Called with (phase, fraction done 0..1)."""
@@ -46,23 +48,19 @@ async def start_async_llm(
             loop.call_soon_threadsafe(on_progress, phase, fraction)
 
     resolved = await asyncio.to_thread(resolve, model, ProgressReporter(progress))
-    client = AsyncMPClient(
-        lambda directory, tie: CoreSpec(
-            directory=directory,
-            tie=tie,
-            parent_pid=os.getpid(),
-            model=resolved.name,
-            path=str(resolved.path),
-            options=options,
-        ).command()
-    )
+    process = start_core_process(resolved, options)
+    # Imported now: all this is read while the core's process starts.
+    from twostep.frontend.core_client import AsyncMPClient
+
+    client = AsyncMPClient(process)
     try:
-        # While the core loads its weights.
         text = await asyncio.to_thread(_load_text, resolved.path)
         info = await client.wait_until_ready(on_progress)
     except BaseException:
         await asyncio.shield(client.shutdown(kill=True))
         raise
+    from twostep.frontend.async_llm import AsyncLLM
+
     gc.freeze()  # see build_core: the tables of a tokenizer are large
     return AsyncLLM(
         client,
@@ -79,7 +77,26 @@ async def start_async_llm(
     )
 
 
+def start_core_process(model: ResolvedModel, options: EngineOptions) -> CoreProcess:
+    """An engine core that begins to load."""
+    return CoreProcess(
+        lambda directory, tie: CoreSpec(
+            directory=directory,
+            tie=tie,
+            parent_pid=os.getpid(),
+            model=model.name,
+            path=str(model.path),
+            options=options,
+        ).command()
+    )
+
+
 def _load_text(path: Path) -> TextSide:
+    """On another thread: half of the time goes into imports."""
+    import twostep.frontend.async_llm  # noqa: F401
+    from twostep.entrypoints.text_side import load_text_side
+    from twostep.models.loader.open import open_checkpoint
+
     with contextlib.closing(open_checkpoint(path)) as checkpoint:
         return load_text_side(checkpoint)
 

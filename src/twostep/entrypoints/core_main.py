@@ -24,9 +24,9 @@ from twostep import __version__
 from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, TwostepError
 from twostep.engine.core import EngineCore
-from twostep.engine.core_channel import HEARTBEAT_FILE, ZmqCoreChannel
+from twostep.engine.core_channel import ZmqCoreChannel
 from twostep.engine.core_proc import EngineCoreProc
-from twostep.engine.heartbeat import Heartbeat
+from twostep.engine.heartbeat import HEARTBEAT_FILE, Heartbeat
 from twostep.engine.wire import Codec, LastWords, LoadProgress, Ready
 from twostep.entrypoints.core_spec import CoreSpec
 from twostep.entrypoints.system_clock import MonotonicClock

@@ -53,14 +53,10 @@ DEATH_POLL_SECONDS = 5e-3
 class AsyncMPClient:
     """See AsyncCoreClient. ``wait_until_ready`` comes before ``start``."""
 
-    def __init__(
-        self,
-        command: Callable[[str, int], list[str]],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """Start the core's process; see CoreProcess. On the running event loop.
+    def __init__(self, process: CoreProcess, clock: Callable[[], float] = time.monotonic) -> None:
+        """Talk to a process that was just started; it belongs to this object from now on.
 
-        ``clock``: seconds of the system's monotonic clock.
+        On the running event loop. ``clock``: seconds of the system's monotonic clock.
         """
         self._loop = asyncio.get_running_loop()
         self._clock = clock
@@ -76,7 +72,7 @@ class AsyncMPClient:
         self._stopping = False
         self._heartbeat_timeout = 0.0
         self._last_words = b""
-        self._process = CoreProcess(command)
+        self._process = process
         try:
             self._open_sockets()
         except BaseException:

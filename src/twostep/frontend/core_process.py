@@ -14,8 +14,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from twostep.engine.core_channel import HEARTBEAT_FILE
-from twostep.engine.heartbeat import Heartbeat
+from twostep.engine.heartbeat import HEARTBEAT_FILE, Heartbeat
 
 MAX_SOCKET_PATH = 100
 """Bytes; the system's own limit for the path of a socket is a little above."""

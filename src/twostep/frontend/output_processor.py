@@ -105,7 +105,7 @@ class _RequestState:
             finished=self.finished,
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
-            metrics=dataclasses.replace(self.stats),
+            metrics=_copy(self.stats),
         )
 
 
@@ -247,6 +247,17 @@ class OutputProcessor:
         siblings.remove(core_id)
         if not siblings:
             del self._core_ids[state.request.request_id]
+
+
+def _copy(stats: RequestStateStats) -> RequestStateStats:
+    """The figures now; written out, because it is done for every output."""
+    return RequestStateStats(
+        stats.arrival_time,
+        stats.first_token_ts,
+        stats.last_token_ts,
+        stats.num_generation_tokens,
+        stats.num_preemptions,
+    )
 
 
 def _count(
