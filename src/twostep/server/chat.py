@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from twostep.contracts.sampling import RequestOutputKind, SamplingParams
+from twostep.contracts.sampling import (
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
 from twostep.server.chat_messages import check_chat_fields, tool_dicts
 from twostep.server.chat_writer import ChatWriter
 from twostep.server.errors import ApiError
 from twostep.server.generation import Generation, Job
 from twostep.server.http import HttpCall
 from twostep.server.parsers.formats import ToolChoice
+from twostep.server.parsers.grammar import output_grammar
 from twostep.server.parsers.output_parser import OutputParser
 from twostep.server.prompts import ChatPrompt, chat_prompt
 from twostep.server.protocol.chat import ChatCompletionRequest, NamedToolChoice
@@ -30,6 +35,8 @@ async def create_chat_completion(
     parsing = ChatParsing(state, request, prompt)
     if parsing.is_needed and state.formats.needs_special_tokens:
         params.skip_special_tokens = False  # markers may be special tokens
+    asked = params.structured_outputs
+    params.structured_outputs = parsing.constraint(asked)
     name = answer_id("chatcmpl", call, request)
     log_request(state, name, request, params)
     writer = ChatWriter(state, request, params, name, parsing.make)
@@ -39,17 +46,19 @@ async def create_chat_completion(
         [Job(prompt.engine_prompt, len(prompt.token_ids), params)],
         name=name,
         cache_salt=cache_salt(request),
-        param_names=param_names(request),
+        param_names=param_names(request, calls_are_held=params.structured_outputs is not asked),
     )
     await generation.answer(writer, stream=bool(request.stream))
 
 
-def param_names(request: ChatCompletionRequest) -> dict[str, str]:
+def param_names(request: ChatCompletionRequest, *, calls_are_held: bool) -> dict[str, str]:
     """What the engine's parameters are called in a chat request."""
     names = {"prompt": "messages", "logprobs": "top_logprobs"}
     if request.max_completion_tokens is not None:
         names["max_tokens"] = "max_completion_tokens"
-    if request.structured_outputs is None:
+    if calls_are_held and request.tools:
+        names["structured_outputs"] = "tools"
+    elif request.structured_outputs is None:
         names["structured_outputs"] = "response_format"
     return names
 
@@ -78,8 +87,21 @@ class ChatParsing:
         self._choice = tool_choice(request)
         self._parallel = request.parallel_tool_calls is not False
         self._starts_in_reasoning = state.formats.opens_reasoning(prompt.text)
+        self._special_tokens = state.engine.tokenizer.special_tokens
         has_tools = self._formats.format_for(self._tools, self._choice) is not None
         self.is_needed = has_tools or self._formats.reasoning_format is not None
+
+    def constraint(self, answer: StructuredOutputsParams | None) -> StructuredOutputsParams | None:
+        """What the whole output is held to; ``answer`` is what the request asks of its text."""
+        return output_grammar(
+            self._formats,
+            self._tools,
+            self._choice,
+            answer,
+            starts_in_reasoning=self._starts_in_reasoning,
+            parallel_tool_calls=self._parallel,
+            special_tokens=self._special_tokens,
+        )
 
     def make(self) -> OutputParser | None:
         """The parser of one choice; None if its text is just text."""

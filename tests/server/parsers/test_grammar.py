@@ -11,7 +11,7 @@ from server.parsers.parse import function, parse, summary
 
 from twostep.contracts.sampling import StructuredOutputsParams
 from twostep.server.parsers.formats import Formats, ToolChoice, choose_formats
-from twostep.server.parsers.grammar import after_reasoning, tool_grammar
+from twostep.server.parsers.grammar import output_grammar
 
 EOS = 256
 SPECIAL = {"[TOOL_CALLS]": 257, "[ARGS]": 258, "</think>": 259, "<think>": 260}
@@ -103,7 +103,7 @@ def formats_of(form: str, reasoning: str = "none") -> Formats:
 
 def grammar(form: str, choice: ToolChoice, **how: Any) -> StructuredOutputsParams | None:
     reasoning = how.pop("reasoning", "none")
-    return tool_grammar(formats_of(form, reasoning), how.pop("tools", TOOLS), choice, **how)
+    return output_grammar(formats_of(form, reasoning), how.pop("tools", TOOLS), choice, **how)
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -237,17 +237,51 @@ def test_tagged_values_follow_their_types() -> None:
     assert not allows(params, text.format("a", '{"x": "1"}', ""))
 
 
-def test_other_constraints_hold_after_reasoning() -> None:
+ANSWERS = [
+    (StructuredOutputsParams(choice=("yes", 'n"o')), 'n"o', "maybe"),
+    (StructuredOutputsParams(regex="[a-c]+/x"), "abc/x", "abd/x"),
+    (StructuredOutputsParams(json={"type": "integer"}), "12", "x"),
+    (StructuredOutputsParams(json='{"type": "integer"}'), "12", "x"),
+    (StructuredOutputsParams(json_object=True), '{"a":1}', "[1]"),
+]
+
+
+@pytest.mark.parametrize(("answer", "right", "wrong"), ANSWERS)
+def test_a_constraint_on_the_answer_holds_after_reasoning(
+    answer: StructuredOutputsParams, right: str, wrong: str
+) -> None:
     think = choose_formats(None, reasoning_parser="think")
-    for params, right, wrong in [
-        (StructuredOutputsParams(choice=("yes", 'n"o')), 'n"o', "maybe"),
-        (StructuredOutputsParams(regex="[a-c]+/x"), "abc/x", "abd/x"),
-        (StructuredOutputsParams(json={"type": "integer"}), "12", "x"),
-        (StructuredOutputsParams(json='{"type": "integer"}'), "12", "x"),
-        (StructuredOutputsParams(json_object=True), '{"a":1}', "[1]"),
-    ]:
-        wrapped = after_reasoning(think, params, starts_in_reasoning=True)
-        assert allows(wrapped, "x {\n</think>\n\n" + right)
-        assert not allows(wrapped, "x</think>" + wrong)
-        assert not allows(wrapped, right)
-        assert after_reasoning(choose_formats(None), params, starts_in_reasoning=False) == params
+    params = output_grammar(think, [], "none", answer, starts_in_reasoning=True)
+    assert allows(params, "x {\n</think>\n\n" + right)
+    assert not allows(params, "x</think>" + wrong)
+    assert not allows(params, right)
+    closed = output_grammar(think, [], "none", answer)
+    assert allows(closed, right)
+    assert allows(closed, "<think>x</think>" + right)
+    assert output_grammar(choose_formats(None), [], "none", answer) == answer
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("answer", "right", "wrong"), ANSWERS)
+def test_with_auto_the_model_calls_or_answers_as_it_must(
+    form: str, answer: StructuredOutputsParams, right: str, wrong: str
+) -> None:
+    weather, _, _, wrong_call = FORMS[form]
+    tag = "<|python_tag|>" if form == "llama3_json" else ""
+    params = grammar(form, "auto", answer=answer)
+    assert allows(params, right)
+    assert allows(params, tag + weather)
+    assert not allows(params, wrong)
+    assert not allows(params, tag + wrong_call)
+
+
+def test_demanded_calls_come_before_a_constraint_on_the_answer() -> None:
+    answer = StructuredOutputsParams(json={"type": "integer"})
+    params = grammar("hermes", "required", answer=answer)
+    assert allows(params, FORMS["hermes"][1])
+    assert not allows(params, "12")
+
+
+def test_a_grammar_of_the_users_own_is_left_alone() -> None:
+    own = StructuredOutputsParams(grammar='start: "x"')
+    assert grammar("hermes", "auto", answer=own, reasoning="think") == own

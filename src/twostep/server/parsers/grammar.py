@@ -23,61 +23,53 @@ _SPACE = r"/\s{0,4}/"
 _COMPACT = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 
 
-def tool_grammar(
+def output_grammar(
     formats: Formats,
     tools: Sequence[Mapping[str, Any]],
     tool_choice: ToolChoice,
+    answer: StructuredOutputsParams | None = None,
     *,
     starts_in_reasoning: bool = False,
     parallel_tool_calls: bool = True,
     special_tokens: Mapping[str, int] | None = None,
 ) -> StructuredOutputsParams | None:
-    """The constraint that a request's ``tools`` and ``tool_choice`` put on the answer.
+    """The constraint on a whole output: reasoning, and then calls or an answer.
 
-    ``required`` and a named function demand calls; ``auto`` holds calls to their schemas if a
-    function is ``strict``, and is None otherwise. Reasoning before the calls stays free.
+    ``required`` and a named function demand calls, whatever ``answer`` says. With ``auto`` the
+    model may call or answer: calls are held to their schemas if ``answer`` is given or a function
+    is ``strict``. ``answer`` is the request's own constraint; a ``grammar`` in it is the user's,
+    and is used as it is. None: nothing is constrained. Reasoning stays free.
+
     ``special_tokens``: ids of markers that are special tokens; the others are spelled as text.
     """
     tool_format = formats.format_for(tools, tool_choice)
-    is_auto = tool_choice == "auto"
-    if tool_format is None or (is_auto and not any(map(_is_strict, tools))):
+    is_demanded = tool_format is not None and tool_choice != "auto"
+    if not is_demanded and answer is not None:
+        if answer.grammar is not None or (tool_format is None and not formats.reasoning_format):
+            return answer
+    elif not is_demanded and (tool_format is None or not any(map(_is_strict, tools))):
         return None
-    is_named = isinstance(tool_choice, Mapping)
-    if isinstance(tool_choice, Mapping):
-        name = tool_choice["function"]["name"]
-        tools = [tool for tool in tools if tool["function"]["name"] == name]
-    lark = _Lark(tool_format, special_tokens or {})
-    lark.add_calls(tools, many=parallel_tool_calls and not is_named)
-    if is_auto:
-        lark.start_freely()
-    else:
+    lark = _Lark(tool_format or "json", special_tokens or {})
+    outputs = []
+    if tool_format is not None:
+        if isinstance(tool_choice, Mapping):
+            name = tool_choice["function"]["name"]
+            tools = [tool for tool in tools if tool["function"]["name"] == name]
+        is_named = isinstance(tool_choice, Mapping)
+        lark.add_calls(
+            tools,
+            many=parallel_tool_calls and not is_named,
+            beside_answer=answer is not None and not is_demanded,
+        )
+        outputs.append("calls")
+    if answer is not None and not is_demanded:
+        lark.add_answer(answer)
+        outputs.append("answer")
+    if is_demanded or answer is not None:
+        lark.rule("output", " | ".join(outputs))
         lark.start_at_once(formats.reasoning_format, starts_in_reasoning)
-    return StructuredOutputsParams(grammar=lark.text())
-
-
-def after_reasoning(
-    formats: Formats,
-    params: StructuredOutputsParams,
-    *,
-    starts_in_reasoning: bool,
-    special_tokens: Mapping[str, int] | None = None,
-) -> StructuredOutputsParams:
-    """The same constraint on the answer, with reasoning before it free.
-
-    Unchanged without a reasoning format, and for a ``grammar`` of the user's own.
-    """
-    if formats.reasoning_format is None or params.grammar is not None:
-        return params
-    lark = _Lark("json", special_tokens or {})
-    if params.regex is not None:
-        lark.rule("calls", f"/(?:{params.regex.replace('/', chr(92) + '/')})/")
-    elif params.choice is not None:
-        lark.rule("calls", " | ".join(map(_text, params.choice)))
     else:
-        schema = params.json if params.json is not None else {"type": "object"}
-        schema = json.loads(schema) if isinstance(schema, str) else schema
-        lark.rule("calls", f"%json {json.dumps(schema)}")
-    lark.start_at_once(formats.reasoning_format, starts_in_reasoning)
+        lark.start_freely()
     return StructuredOutputsParams(grammar=lark.text())
 
 
@@ -112,6 +104,19 @@ class _Lark:
     def rule(self, name: str, body: str) -> None:
         self._rules.append(f"{name}: {body}")
 
+    def add_answer(self, params: StructuredOutputsParams) -> None:
+        """``answer``: an answer as the request wants it."""
+        if params.regex is not None:
+            pattern = params.regex.replace("/", "\\/")
+            self.rule("answer", f"/(?:{pattern})/")
+        elif params.choice is not None:
+            self.rule("answer", " | ".join(map(_text, params.choice)))
+        else:
+            schema: Any = {"type": "object"} if params.json is None else params.json
+            if isinstance(schema, str):
+                schema = json.loads(schema)
+            self.rule("answer", f"%json {json.dumps(schema)}")
+
     def _marker(self, marker: str) -> str:
         token = self._special.get(marker)
         return _text(marker) if token is None else f"<[{token}]>"
@@ -119,20 +124,20 @@ class _Lark:
     # ---------------------------------------------------------------- where calls may begin
 
     def start_at_once(self, reasoning_format: str | None, starts_in_reasoning: bool) -> None:
-        """Calls, or reasoning and then calls."""
+        """The output, or reasoning and then the output."""
         if reasoning_format is None:
-            self.rule("start", "calls")
+            self.rule("start", "output")
             return
         tags = REASONING_TAGS[reasoning_format]
         if tags.end in self._special:
             self.rule("thoughts", f"{_ANY_TEXT} {self._marker(tags.end)}")
         else:
             self.rule(f"thoughts[suffix={_text(tags.end)}]", _ANY_TEXT)
-        opened = "" if starts_in_reasoning else f"{_SPACE} {self._marker(tags.start)} "
+        thought = f"thoughts {_SPACE} output"
         if starts_in_reasoning:
-            self.rule("start", f"thoughts {_SPACE} calls")
+            self.rule("start", thought)
         else:
-            self.rule("start", f"calls | {opened}thoughts {_SPACE} calls")
+            self.rule("start", f"output | {_SPACE} {self._marker(tags.start)} {thought}")
 
     def start_freely(self) -> None:
         """Text, with or without calls in it."""
@@ -155,8 +160,13 @@ class _Lark:
 
     # ---------------------------------------------------------------- calls
 
-    def add_calls(self, tools: Sequence[Mapping[str, Any]], *, many: bool) -> None:
-        """``calls``: one or more; ``section``: one of them without its opening marker."""
+    def add_calls(
+        self, tools: Sequence[Mapping[str, Any]], *, many: bool, beside_answer: bool
+    ) -> None:
+        """``calls``: one or more; ``section``: one of them without its opening marker.
+
+        ``beside_answer``: an answer that may be a JSON object stands beside them.
+        """
         names = [f"f{i}" for i in range(len(tools))]
         for name, tool in zip(names, tools, strict=True):
             self._add_function(name, tool)
@@ -178,7 +188,9 @@ class _Lark:
                 self.rule("section", f'" "? "[" {repeated} "]"')
                 self.rule("calls", f"{self._marker(TOOL_CALLS)} section")
             case "llama3_json":
-                self.rule("calls", f"({self._marker(PYTHON_TAG)})? {repeated}")
+                # Without the tag, llguidance could not tell an object from a call.
+                tag = self._marker(PYTHON_TAG)
+                self.rule("calls", f"{tag if beside_answer else f'({tag})?'} {repeated}")
             case _:
                 self.rule("calls", f'"[" {repeated} "]"')
 
