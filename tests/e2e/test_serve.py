@@ -86,7 +86,7 @@ def model() -> str:
     assert entry is not None
     if not store.is_present(entry):
         pytest.skip("smollm2-135m is not on disk; `twostep pull smollm2-135m` fetches it")
-    return str(store.path_of(entry))
+    return entry.name
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,14 @@ def client(process: Process) -> Iterator[openai.OpenAI]:
 
 def test_the_text_is_the_engines(client: openai.OpenAI, model: str) -> None:
     """Over HTTP, streamed or not, alone or among others: the text that ``LLM`` gives."""
-    with LLM(model, max_model_len=1024, kv_cache_memory_bytes=64 << 20) as llm:
+    entry = catalogue.find(model)
+    assert entry is not None
+    with LLM(
+        model,
+        max_model_len=1024,
+        kv_cache_memory_bytes=64 << 20,
+        linear_precision=entry.linear_precision,
+    ) as llm:
         params = SamplingParams(temperature=0, max_tokens=12)
         [output] = llm.generate([PROMPT], params, use_tqdm=False)
     expected = output.outputs[0]

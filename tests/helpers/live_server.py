@@ -64,11 +64,13 @@ class Answer:
 class LiveServer:
     """A server that runs until ``stop``."""
 
-    def __init__(self, *, load_at_once: bool = True, **settings: Any) -> None:
+    def __init__(
+        self, *, load_at_once: bool = True, uds: str | None = None, **settings: Any
+    ) -> None:
         settings.setdefault("served_model_names", ("tiny", "alias/of-tiny"))
         self.settings = ServerSettings(**settings)
-        self.sock = listen("127.0.0.1", 0)
-        self.port: int = self.sock.getsockname()[1]
+        self.sock = listen("127.0.0.1", 0, uds)
+        self.port: int = 0 if uds else self.sock.getsockname()[1]
         self.load_error: Exception | None = None
         self.error: BaseException | None = None
         self.core: ScriptedCore

@@ -182,6 +182,15 @@ def test_unix_socket(tmp_path: Path) -> None:
     assert (tmp_path / "file").read_text() == "x"
 
 
+def test_serving_on_a_unix_socket(tmp_path: Path) -> None:
+    path = str(tmp_path / "s")
+    with live_server(uds=path), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as client:
+        client.settimeout(50)
+        client.connect(path)
+        client.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")
+        assert client.recv(1000).startswith(b"HTTP/1.1 200 OK")
+
+
 # -- logs -------------------------------------------------------------------------------------
 
 

@@ -147,10 +147,27 @@ def test_headers_are_bounded() -> None:
         assert server.get("/version").status == 200
 
 
-def test_what_is_no_http(server: LiveServer) -> None:
-    answer = exchange(server, b"\x16\x03\x01 nonsense\r\n\r\n")
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x16\x03\x01 nonsense\r\n\r\n",
+        b"CONNECT a:1 HTTP/1.1\r\nHost: a\r\n\r\n",
+        b"GET /\xff HTTP/1.1\r\nHost: a\r\n\r\n",
+    ],
+)
+def test_what_is_no_http(server: LiveServer, data: bytes) -> None:
+    answer = exchange(server, data)
     assert answer.startswith(b"HTTP/1.1 400 ")
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("target", [b"*", b"/v1/models/%ff%fe", b"//version", b"/../version"])
+def test_odd_paths(server: LiveServer, target: bytes) -> None:
+    for method in (b"GET", b"OPTIONS", b"PATCH"):
+        data = method + b" " + target + b" HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+        answer = exchange(server, data)
+        assert answer[9:12] in (b"404", b"405")
+        assert json.loads(answer.partition(b"\r\n\r\n")[2])["error"]["code"]
 
 
 def test_a_request_that_does_not_go_on(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -50,7 +50,7 @@ def test_a_client_that_goes_from_several_prompts(server: LiveServer) -> None:
     server.wait_until(lambda: not server.core.running)
 
 
-def test_a_storm_of_clients_that_go(server: LiveServer) -> None:
+def test_a_storm_of_clients_that_go(server: LiveServer, caplog: pytest.LogCaptureFixture) -> None:
     server.core.reply = lambda request: "x" * 200
     for _ in range(5):
         streams = [server.open_stream(CHAT, {**BODY, "max_tokens": 200}) for _ in range(20)]
@@ -60,6 +60,7 @@ def test_a_storm_of_clients_that_go(server: LiveServer) -> None:
     assert server.state.in_flight.queued_reqs == 0
     assert server.state.in_flight.queued_tokens == 0
     assert server.chat().status == 200
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 @pytest.mark.parametrize("path", [CHAT, COMPLETIONS])

@@ -21,7 +21,8 @@ def set_up_logging(
         logger = logging.getLogger(name)
         logger.handlers[:] = [handler]
         logger.propagate = False
-        logger.setLevel(level.upper() if name == "twostep" else logging.WARNING)
+        # uvicorn's warnings are about what clients send; they are told, and that is enough.
+        logger.setLevel(level.upper() if name == "twostep" else logging.ERROR)
 
 
 class TextLines(logging.Formatter):

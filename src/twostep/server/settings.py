@@ -6,7 +6,6 @@ import dataclasses
 from typing import Literal
 
 
-
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSettings:
     """Frozen when the server starts."""
