@@ -65,8 +65,16 @@ class LiveServer:
     """A server that runs until ``stop``."""
 
     def __init__(
-        self, *, load_at_once: bool = True, uds: str | None = None, **settings: Any
+        self,
+        *,
+        load_at_once: bool = True,
+        uds: str | None = None,
+        chat_template: str | None = None,
+        structured_outputs: bool = False,
+        **settings: Any,
     ) -> None:
+        self._chat_template = chat_template
+        self._structured_outputs = structured_outputs
         settings.setdefault("served_model_names", ("tiny", "alias/of-tiny"))
         self.settings = ServerSettings(**settings)
         self.sock = listen("127.0.0.1", 0, uds)
@@ -109,9 +117,9 @@ class LiveServer:
             await asyncio.sleep(0.005)
         if self.load_error is not None:
             raise self.load_error
-        tokenizer = make_tokenizer()
+        tokenizer = make_tokenizer(self._chat_template)
         self.core = ScriptedCore(tokenizer)
-        engine = make_async_llm(self.core)
+        engine = make_async_llm(self.core, structured_outputs=self._structured_outputs)
         self.state.ready(engine, SamplingParams(), choose_formats(tokenizer.chat_template))
         self._is_up.set()
         return engine

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from helpers.live_server import Answer, LiveServer
+from helpers.live_server import Answer, LiveServer, live_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -176,6 +176,80 @@ def test_bodies_that_are_nearly_right(server: LiveServer, path: str, strategy: A
     run()
     assert server.core is core
     assert server.chat().status == 200
+
+
+SCHEMAS: list[Any] = [
+    {},
+    {"type": "object", "properties": {"a": {"type": "string", "enum": ["x", 5, None]}}},
+    {"properties": {"a": True, "b": {"type": ["integer", "null"]}}, "required": ["a", 5]},
+    {"properties": 5},
+    {"properties": {"a": 5}},
+    {"properties": {"a": {"type": 5}}, "required": 5},
+    {"required": ["nothing"], "additionalProperties": False},
+    {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object"}}},
+    {"properties": {"a": {"$ref": "#/nowhere"}, "</parameter>": {}}},
+    {"type": "strin"},
+]
+CONTENTS = [
+    "<think>a</think>b",
+    '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
+    "<tool_call>\n<function=f>\n<parameter=a>\n5\n</parameter>\n</function>\n</tool_call>",
+    '[TOOL_CALLS] [{"name": "f", "arguments": {}}]',
+    '{"name": "f", "parameters": {}}',
+    "<tool_call></tool_call><tool_call>",
+    "</think></think><think>",
+]
+FORMATS = {
+    "hermes": "<tool_call> <think></think>",
+    "qwen3_coder": "<tool_call><function=x><parameter=y> <think></think>",
+    "mistral": "[TOOL_CALLS] [THINK][/THINK]",
+    "llama3_json": "<|python_tag|>",
+}
+
+
+@pytest.mark.parametrize("markers", FORMATS.values(), ids=FORMATS)
+def test_tools_that_are_nearly_right(markers: str) -> None:
+    """Whatever the schemas, the choice and the model's text: no 5xx, streamed or whole."""
+    function = st.fixed_dictionaries(
+        {"name": st.just("f")},
+        optional={
+            "parameters": st.sampled_from(SCHEMAS + HOSTILE),
+            "strict": st.sampled_from([True, False]),
+        },
+    )
+    body = st.fixed_dictionaries(
+        {
+            "messages": st.just([{"role": "user", "content": "Hi"}]),
+            "stream": st.booleans(),
+            "tools": st.lists(
+                st.fixed_dictionaries({"type": st.just("function"), "function": function}),
+                min_size=1,
+                max_size=2,
+            ),
+        },
+        optional={
+            "tool_choice": st.sampled_from(CHAT["tool_choice"]),
+            "parallel_tool_calls": st.booleans(),
+            "response_format": st.sampled_from(
+                [
+                    {"type": "json_object"},
+                    *({"type": "json_schema", "json_schema": {"schema": s}} for s in SCHEMAS),
+                ]
+            ),
+            "include_reasoning": st.booleans(),
+            "logprobs": st.booleans(),
+        },
+    )
+    template = "{#" + markers + "#}{% for m in messages %}{{ m.content }}{% endfor %}"
+    with live_server(chat_template=template, structured_outputs=True) as server:
+
+        @fuzz
+        @given(body=body, content=st.sampled_from(CONTENTS), cut=st.integers(1, 90))
+        def run(body: dict[str, Any], content: str, cut: int) -> None:
+            server.core.reply = lambda request: content
+            check(server.post("/v1/chat/completions", {**body, "max_tokens": cut}))
+
+        run()
 
 
 @fuzz
