@@ -98,7 +98,9 @@ def _load_text(path: Path) -> TextSide:
     from twostep.models.loader.open import open_checkpoint
 
     with contextlib.closing(open_checkpoint(path)) as checkpoint:
-        return load_text_side(checkpoint)
+        text = load_text_side(checkpoint)
+    text.tokenizer.serve_threads()
+    return text
 
 
 class ProgressReporter:

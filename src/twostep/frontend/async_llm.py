@@ -21,10 +21,7 @@ from twostep.frontend.input_processor import InputProcessor, ProcessedRequest, P
 from twostep.frontend.live_watch import LiveWatch
 from twostep.frontend.output_processor import OutputProcessor
 from twostep.frontend.request_stream import RequestStream
-from twostep.frontend.tokenizer import Tokenizer
-
-LONG_TEXT_CHARS = 4096
-"""A longer prompt is tokenised in a thread, so that the event loop goes on meanwhile."""
+from twostep.frontend.tokenizer import LONG_TEXT_CHARS, Tokenizer
 
 
 class AsyncLLM:
@@ -131,6 +128,7 @@ class AsyncLLM:
         self, request_id: str, prompt: PromptType, params: SamplingParams, priority: int
     ) -> ProcessedRequest:
         process = self.input_processor.process
+        # Long texts in a thread: the tokenizer lets go of the interpreter lock for them.
         if _text_length(prompt) <= LONG_TEXT_CHARS:
             return process(request_id, prompt, params, priority=priority or None)
         return await asyncio.to_thread(

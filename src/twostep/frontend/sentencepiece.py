@@ -71,6 +71,9 @@ class SentencePieceEncoder:
                 self._encode_stretch(part, out)
         return out
 
+    def serve_threads(self) -> None:
+        """Nothing to do: no lock, no state."""
+
     def _encode_stretch(self, text: str, out: list[int]) -> None:
         """Text between special tokens; each stretch gets its own space prefix."""
         for part in self._user_defined.split(SPACE_MARK + text if self._add_space_prefix else text):

@@ -24,6 +24,14 @@ class Encoder(Protocol):
         """Ids of ``text``. Special tokens spelled in it become their ids if ``parse_special``."""
         ...
 
+    def serve_threads(self) -> None:
+        """Threads will encode at the same time: from now on none may wait for another."""
+        ...
+
+
+LONG_TEXT_CHARS = 4096
+"""A longer text is encoded without the interpreter lock: other threads go on meanwhile."""
+
 
 class LibraryEncoder:
     """An encoder of the ``tokenizers`` library."""
@@ -31,12 +39,31 @@ class LibraryEncoder:
     def __init__(self, tokenizer: tokenizers.Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._lock = threading.Lock()
+        self._plain: tokenizers.Tokenizer | None = None
+        """Set by ``serve_threads``: the one for which special tokens are text."""
 
     def encode(self, text: str, parse_special: bool) -> list[int]:
         """Ids of ``text``, nothing added. Safe to call from several threads."""
+        if self._plain is not None:
+            return _ids(self._tokenizer if parse_special else self._plain, text)
         with self._lock:  # the library keeps "special tokens are text" as a state of the tokenizer
             self._tokenizer.encode_special_tokens = not parse_special
-            return self._tokenizer.encode(text, add_special_tokens=False).ids
+            return _ids(self._tokenizer, text)
+
+    def serve_threads(self) -> None:
+        """From now on nobody waits for the lock: each way of reading has its own tokenizer."""
+        with self._lock:
+            if self._plain is None:
+                plain = type(self._tokenizer).from_str(self._tokenizer.to_str())
+                plain.encode_special_tokens = True
+                self._tokenizer.encode_special_tokens = False
+                self._plain = plain
+
+
+def _ids(library: tokenizers.Tokenizer, text: str) -> list[int]:
+    if len(text) <= LONG_TEXT_CHARS:
+        return library.encode(text, add_special_tokens=False).ids
+    return library.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,6 +128,10 @@ class Tokenizer:
         from twostep.frontend.gguf_tokenizer import build_gguf_tokenizer
 
         return build_gguf_tokenizer(metadata)
+
+    def serve_threads(self) -> None:
+        """For servers: takes some time and memory, and then no thread waits for another's text."""
+        self._encoder.serve_threads()
 
     @property
     def vocab_size(self) -> int:
