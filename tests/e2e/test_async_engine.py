@@ -16,9 +16,11 @@ from helpers.tiny_text import VOCAB_SIZE
 
 from twostep import LLM, RequestOutput, RequestOutputKind, SamplingParams
 from twostep.contracts.errors import ModelFileError, ModelNotFoundError, UsageError
-from twostep.entrypoints.async_engine import start_async_llm
+from twostep.entrypoints import async_engine
+from twostep.entrypoints.async_engine import start_async_llm, start_core_process
 from twostep.entrypoints.engine_options import EngineOptions
 from twostep.frontend.async_llm import AsyncLLM
+from twostep.frontend.core_process import CoreProcess
 
 OPTIONS: dict[str, Any] = {"max_model_len": 128, "max_num_seqs": 8, "threads": 2}
 
@@ -172,6 +174,35 @@ def test_a_trace_is_complete_after_shutdown(model: Path, tmp_path: Path) -> None
     asyncio.run(main())
     events = json.loads((tmp_path / "t.json").read_text())
     assert sum(event.get("cat") == "output" for event in events) >= 4
+
+
+def test_a_start_that_is_cancelled_leaves_no_process(
+    model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[CoreProcess] = []
+
+    def start_process(*args: Any) -> CoreProcess:
+        started.append(start_core_process(*args))
+        return started[0]
+
+    monkeypatch.setattr(async_engine, "start_core_process", start_process)
+
+    async def main() -> None:
+        loading = asyncio.Event()
+        starting = asyncio.create_task(
+            start_async_llm(
+                model, EngineOptions(**OPTIONS), on_progress=lambda phase, part: loading.set()
+            )
+        )
+        await loading.wait()
+        starting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+
+    asyncio.run(main())
+    [process] = started
+    assert process.exit_words() == "killed by SIGKILL"
+    assert not process.directory.exists()
 
 
 def test_nothing_is_left_behind(model: Path) -> None:

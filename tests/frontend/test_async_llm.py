@@ -458,25 +458,6 @@ def test_what_fails_while_loading_is_raised_here() -> None:
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
-def test_a_start_that_is_cancelled_leaves_no_process() -> None:
-    async def main() -> None:
-        starting = asyncio.create_task(start_ghost(Behaviour(load_seconds=3600)))
-        await until(lambda: bool(children()))
-        [child] = children()
-        starting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await starting
-        assert not Path(f"/proc/{child}").exists()
-
-    def children() -> list[int]:
-        task = f"/proc/self/task/{os.getpid()}/children"
-        return [int(pid) for pid in Path(task).read_text().split()]
-
-    if children():
-        pytest.skip("other children of this process: a module-wide ghost")
-    asyncio.run(asyncio.wait_for(main(), PATIENCE))
-
-
 PARENT = """
 import asyncio, sys, time
 sys.path.insert(0, {tests!r})
