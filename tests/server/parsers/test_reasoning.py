@@ -53,6 +53,7 @@ def test_a_call_ends_a_block_that_was_not_closed() -> None:
         "",
         [("ping", "{}")],
     )
+    assert summary(parse([text + "\nDone"], "hermes", reasoning="think"))[1] == "Done"
 
 
 def test_reasoning_streams() -> None:
