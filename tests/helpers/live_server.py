@@ -75,6 +75,7 @@ class LiveServer:
     ) -> None:
         self._chat_template = chat_template
         self._structured_outputs = structured_outputs
+        self.reject_long_max_tokens = False
         settings.setdefault("served_model_names", ("tiny", "alias/of-tiny"))
         self.settings = ServerSettings(**settings)
         self.sock = listen("127.0.0.1", 0, uds)
@@ -119,7 +120,11 @@ class LiveServer:
             raise self.load_error
         tokenizer = make_tokenizer(self._chat_template)
         self.core = ScriptedCore(tokenizer)
-        engine = make_async_llm(self.core, structured_outputs=self._structured_outputs)
+        engine = make_async_llm(
+            self.core,
+            structured_outputs=self._structured_outputs,
+            reject_long_max_tokens=self.reject_long_max_tokens,
+        )
         self.state.ready(engine, SamplingParams(), choose_formats(tokenizer.chat_template))
         self._is_up.set()
         return engine
