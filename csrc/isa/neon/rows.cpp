@@ -1,0 +1,14 @@
+#include "isa/rows.h"
+
+#include <cmath>
+
+#include "isa/neon/vec.h"
+
+namespace twostep::neon {
+namespace {
+#include "isa/act.inc"
+#include "isa/rows.inc"
+}  // namespace
+extern const RowKernels* const kRowKernels;
+const RowKernels* const kRowKernels = &kTable;
+}  // namespace twostep::neon

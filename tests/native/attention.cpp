@@ -1,0 +1,219 @@
+// Attention over fragmented block tables, rope, and what attention writes for the next product.
+#include <algorithm>
+
+#include "check.h"
+#include "core/memory.h"
+#include "isa/attention.h"
+
+namespace twostep::test {
+
+namespace {
+
+constexpr double kLog2e = 1.44269504088896341;
+
+struct Case {
+  KVType type;
+  int head_dim, group, window;
+  float softcap;
+  int context;  // positions written
+  int tokens;   // the last of them that ask
+
+  int first() const { return context - tokens; }
+  std::string name() const {
+    std::string s = "attention";
+    for (const int x : {static_cast<int>(type), head_dim, group, window, static_cast<int>(softcap), context}) {
+      s += " " + std::to_string(x);
+    }
+    return s;
+  }
+};
+
+// What a KV block makes of a value.
+float stored(KVType type, float x) {
+  if (type == KVType::BF16) return bf16_to_f32(f32_to_bf16(x));
+  return type == KVType::F16 ? f16_to_f32(f32_to_f16(x)) : x;
+}
+
+// One request's inputs, the same for every table.
+struct Sequence {
+  explicit Sequence(const Case& c) {
+    Random random(static_cast<uint64_t>(c.context) * 31 + c.head_dim);
+    k = random.values(static_cast<size_t>(c.context) * c.head_dim);
+    v = random.values(static_cast<size_t>(c.context) * c.head_dim);
+    q = random.values(static_cast<size_t>(c.tokens) * c.group * c.head_dim);
+    const float scale = query_scale(1.0f / std::sqrt(static_cast<float>(c.head_dim)), c.softcap);
+    for (float& x : q) x *= scale;
+    const int used = (c.context + kBlockSize - 1) / kBlockSize;
+    for (int i = 0; i < 2 * used + 1; i++) block_ids.push_back(i);
+    for (size_t i = block_ids.size() - 1; i > 0; i--) {
+      std::swap(block_ids[i], block_ids[random.below(static_cast<int>(i) + 1)]);
+    }
+  }
+  std::vector<float> k, v, q;
+  std::vector<int32_t> block_ids;  // the second half belongs to nobody
+};
+
+// The pools of one table; what nobody wrote is NaN.
+class Cache {
+ public:
+  Cache(const KernelTable& table, const Case& c, const Sequence& s)
+      : kernels_(*table.attention), layout_(kernels_.layout[static_cast<int>(c.type)]), case_(c), sequence_(s) {
+    const size_t block = kBlockSize * c.head_dim * layout_.element_bytes;
+    k_ = Memory(block * s.block_ids.size(), false);
+    v_ = Memory(block * s.block_ids.size(), false);
+    std::memset(k_.as<char>(), 0xff, k_.bytes());
+    std::memset(v_.as<char>(), 0xff, v_.bytes());
+    for (int p = 0; p < c.context; p++) {
+      const size_t at = block * s.block_ids[p / kBlockSize];
+      layout_.write_token(&s.k[p * c.head_dim], &s.v[p * c.head_dim], c.head_dim, k_.as<char>() + at,
+                          v_.as<char>() + at, p % kBlockSize);
+    }
+  }
+
+  // Tokens first .. first + count - 1 of those that ask, as one tile; [count * group, head_dim].
+  std::vector<float> attend(int first, int count) const {
+    const int d = case_.head_dim, rows = count * case_.group;
+    const int position = case_.first() + first;
+    std::vector<float> packed(rows * d + 16), scores(static_cast<size_t>(rows) * kScoreStride), y(rows * d);
+    layout_.pack_q(&sequence_.q[first * case_.group * d], case_.group * d, rows, case_.group, d, packed.data());
+    const AttentionTile tile{rows, case_.group, d, position, case_.window,
+                             case_.softcap * static_cast<float>(kLog2e), packed.data(), scores.data(),
+                             k_.as<char>(), v_.as<char>(), sequence_.block_ids.data()};
+    Part total(rows, d), part(rows, d);
+    const int begin = case_.window > 0 ? std::max(0, position - case_.window + 1) / kSegment : 0;
+    const int end = (position + count - 1) / kSegment + 1;
+    layout_.attend_segment(tile, begin, total.view());
+    for (int s = begin + 1; s < end; s++) {
+      layout_.attend_segment(tile, s, part.view());
+      kernels_.merge(total.view(), part.view(), rows, d);
+    }
+    kernels_.finish(total.view(), rows, d, y.data());
+    return y;
+  }
+
+ private:
+  struct Part {
+    Part(int rows, int d) : max(rows), sum(rows), out(static_cast<size_t>(rows) * d) {}
+    AttentionPartial view() { return {max.data(), sum.data(), out.data()}; }
+    std::vector<float> max, sum, out;
+  };
+
+  const AttentionKernels& kernels_;
+  const AttentionLayout& layout_;
+  const Case& case_;
+  const Sequence& sequence_;
+  Memory k_, v_;
+};
+
+// Row r in float64: the sum, and that of |terms|.
+void expected(const Case& c, const Sequence& s, int r, double* want, double* size) {
+  const int d = c.head_dim, position = c.first() + r / c.group;
+  const int begin = c.window > 0 ? std::max(0, position - c.window + 1) : 0;
+  std::vector<double> weight;
+  double top = -INFINITY, sum = 0;
+  for (int p = begin; p <= position; p++) {
+    double x = 0;  // log2 of the weight
+    for (int i = 0; i < d; i++) x += static_cast<double>(s.q[r * d + i]) * stored(c.type, s.k[p * d + i]);
+    if (c.softcap > 0) x = c.softcap * kLog2e * std::tanh(x / kLog2e / 2);
+    weight.push_back(x);
+    top = std::max(top, x);
+  }
+  for (double& w : weight) sum += w = std::exp2(w - top);
+  for (int i = 0; i < d; i++) {
+    want[i] = size[i] = 0;
+    for (int p = begin; p <= position; p++) {
+      const double term = weight[p - begin] / sum * stored(c.type, s.v[p * d + i]);
+      want[i] += term;
+      size[i] += std::fabs(term);
+    }
+  }
+}
+
+void test_case(const Kernels& kernels, const Case& c, Report& report) {
+  const Sequence s(c);
+  const Cache tested(kernels.tested, c, s);
+  const size_t row = static_cast<size_t>(c.group) * c.head_dim, n = c.tokens * row;
+  const std::vector<float> got = tested.attend(0, c.tokens);
+  std::vector<double> want(n), size(n);
+  for (int r = 0; r < c.tokens * c.group; r++) expected(c, s, r, &want[r * c.head_dim], &size[r * c.head_dim]);
+  // avx512 multiplies bf16 by bf16: queries and weights are rounded as well.
+  const bool rounds = std::string(kernels.tested.isa) == "avx512" && c.type == KVType::BF16;
+  report.expect_close(got.data(), want, size, rounds ? 0.1 : 5e-5, c.name());
+  if (kernels.same_order()) {
+    const std::vector<float> plain = Cache(kernels.scalar, c, s).attend(0, c.tokens);
+    report.expect_same(got.data(), plain.data(), n, c.name() + " against plain C++");
+  }
+  for (int t = 0; t < c.tokens; t++) {
+    report.expect_same(tested.attend(t, 1).data(), &got[t * row], row, c.name() + ", alone token " + std::to_string(t));
+  }
+}
+
+void test_tiles(const Kernels& kernels, Report& report) {
+  for (const KVType type : {KVType::BF16, KVType::F16, KVType::F32}) {
+    for (const auto& [head_dim, group, window, softcap] :
+         {std::tuple{64, 3, 0, 0.0f}, {16, 1, 0, 0.0f}, {80, 4, 20, 0.0f}, {32, 2, 300, 0.0f},
+          {64, 1, 0, 30.0f}, {48, 7, 0, 0.0f}}) {
+      const int most = std::max(1, kernels.tested.attention->tile_rows / group);
+      for (const int context : {1, 16, 17, 40, 256, 270, 600}) {
+        const int tokens = std::min(most, context);
+        test_case(kernels, {type, head_dim, group, window, softcap, context, tokens}, report);
+      }
+    }
+  }
+}
+
+void test_rope(const Kernels& kernels, bool interleaved, int head_dim, int rotary_dim, Report& report) {
+  const std::string what = (interleaved ? "rope pairs " : "rope halves ") + std::to_string(head_dim) +
+                           " " + std::to_string(rotary_dim);
+  const int half = rotary_dim / 2;
+  const float scale = 0.37f;
+  Random random(head_dim + rotary_dim);
+  std::vector<float> x = random.values(head_dim), c(half), s(half), got(head_dim + 1, 7.0f);
+  for (int i = 0; i < half; i++) {
+    const float angle = random.uniform(-3, 3);
+    c[i] = std::cos(angle);
+    s[i] = std::sin(angle);
+  }
+  std::vector<float> want(head_dim + 1, 7.0f);
+  for (int i = 0; i < head_dim; i++) want[i] = x[i] * scale;
+  for (int i = 0; i < half; i++) {
+    const int a = interleaved ? 2 * i : i, b = interleaved ? 2 * i + 1 : i + half;
+    want[a] = (x[a] * c[i] - x[b] * s[i]) * scale;
+    want[b] = (x[b] * c[i] + x[a] * s[i]) * scale;
+  }
+  const RopeArgs args{c.data(), s.data(), rotary_dim, head_dim, interleaved, scale};
+  kernels.tested.attention->rope(x.data(), args, got.data());
+  report.expect_same(got.data(), want.data(), head_dim + 1, what);
+  kernels.tested.attention->rope(x.data(), args, x.data());
+  report.expect_same(x.data(), want.data(), head_dim, what + " in place");
+}
+
+void test_put_groups(const Kernels& kernels, Report& report) {
+  Random random(3);
+  const int width = 6 * kGroup;
+  const auto x = random.values(width);
+  for (const ActForm form : {ActForm::Q8, ActForm::BF16, ActForm::F32}) {
+    const ActBuffer got(form, width, 1), want(form, width, 1);
+    kernels.tested.attention->put_groups(&x[0], 0, 2, got.act(), 0, 1, 0);
+    kernels.tested.attention->put_groups(&x[2 * kGroup], 2, 4, got.act(), 0, 1, 0);
+    put_rows(kernels.scalar, x.data(), 1, want.act());
+    for (int k = 0; k < width; k++) {
+      report.expect(act_value(got.act(), {0, 1}, 0, k) == act_value(want.act(), {0, 1}, 0, k), "put_groups");
+    }
+  }
+}
+
+}  // namespace
+
+void test_attention(const Kernels& kernels, Report& report) {
+  test_tiles(kernels, report);
+  for (const bool interleaved : {false, true}) {
+    for (const auto& [head_dim, rotary_dim] :
+         {std::pair{64, 64}, {80, 20}, {16, 2}, {48, 48}, {32, 6}, {256, 256}, {96, 72}}) {
+      test_rope(kernels, interleaved, head_dim, rotary_dim, report);
+    }
+  }
+  test_put_groups(kernels, report);
+}
+
+}  // namespace twostep::test

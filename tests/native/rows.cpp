@@ -1,0 +1,106 @@
+// Norms, residual add, soft cap, and activations in every form.
+#include "check.h"
+
+namespace twostep::test {
+
+namespace {
+
+constexpr int kWidths[] = {1, 7, 8, 9, 31, 32, 33, 100, 576, 1000};
+
+// Everything that an activation holds for its rows.
+void expect_same_act(const Act& got, const Act& want, int rows, const std::string& what, Report& report) {
+  const size_t slots = static_cast<size_t>(rows) * want.groups;
+  if (want.form == ActForm::F32) {
+    report.expect_same(got.f32, want.f32, slots * kGroup, what + " f32");
+  } else if (want.form == ActForm::BF16) {
+    report.expect_equal(got.bf16, want.bf16, slots * kGroup, what + " bf16");
+  } else {
+    report.expect_equal(got.q, want.q, slots * kGroup, what + " q");
+    report.expect_same(got.scale, want.scale, slots, what + " scale");
+    report.expect_same(got.sum, want.sum, slots, what + " sum");
+    report.expect_equal(got.zero8, want.zero8, slots, what + " zero8");
+    report.expect_equal(got.zero8_low, want.zero8_low, slots, what + " zero8_low");
+  }
+}
+
+void test_put_row(const Kernels& kernels, Report& report) {
+  Random random(1);
+  const int rows = 3;
+  for (const ActForm form : {ActForm::Q8, ActForm::BF16, ActForm::F32}) {
+    for (const int width : kWidths) {
+      auto x = random.values(static_cast<size_t>(rows) * width);
+      x[width / 2] = 0;
+      x[width + width / 3] = random.below(2) ? INFINITY : NAN;
+      for (int i = 0; i < width && i < 40; i++) x[2 * width + i] = 0;  // a group of zeros
+      const ActBuffer got(form, width, rows), want(form, width, rows);
+      for (int m = 0; m < rows; m++) {
+        kernels.tested.rows->put_row(&x[m * width], got.act(), 0, rows, m);
+        kernels.scalar.rows->put_row(&x[m * width], want.act(), 0, rows, m);
+      }
+      expect_same_act(got.act(), want.act(), rows, "put_row " + std::to_string(width), report);
+    }
+  }
+}
+
+void test_rms_norm(const Kernels& kernels, int width, Report& report) {
+  const std::string what = "rms_norm " + std::to_string(width);
+  Random random(width);
+  const auto x = random.values(width), weight = random.values(width), residual = random.values(width);
+  const RmsNormArgs args{x.data(), weight.data(), width, 1e-5f};
+  std::vector<float> y(width + 1, 7.0f), plain(width), in_place = x, added = residual;
+  kernels.tested.rows->rms_norm(args, y.data());
+  report.expect(y[width] == 7.0f, what + " wrote beyond the row");
+
+  double squares = 0;
+  for (const float v : x) squares += static_cast<double>(v) * v;
+  const double scale = 1 / std::sqrt(squares / width + 1e-5);
+  std::vector<double> want(width), size(width);
+  for (int i = 0; i < width; i++) {
+    want[i] = x[i] * scale * weight[i];
+    size[i] = std::fabs(want[i]);
+  }
+  report.expect_close(y.data(), want, size, 1e-6, what);
+  if (kernels.same_order()) {
+    kernels.scalar.rows->rms_norm(args, plain.data());
+    report.expect_same(y.data(), plain.data(), width, what + " against plain C++");
+  }
+  kernels.tested.rows->rms_norm({in_place.data(), weight.data(), width, 1e-5f}, in_place.data());
+  report.expect_same(in_place.data(), y.data(), width, what + " in place");
+  kernels.tested.rows->rms_norm_add(args, added.data());
+  for (int i = 0; i < width; i++) plain[i] = residual[i] + y[i];
+  report.expect_same(added.data(), plain.data(), width, what + " added");
+  for (const ActForm form : {ActForm::Q8, ActForm::BF16, ActForm::F32}) {
+    const ActBuffer got(form, width, 1), put(form, width, 1);
+    kernels.tested.rows->rms_norm_act(args, got.act(), 0, 1, 0);
+    kernels.tested.rows->put_row(y.data(), put.act(), 0, 1, 0);
+    expect_same_act(got.act(), put.act(), 1, what + " act", report);
+  }
+}
+
+void test_elementwise(const Kernels& kernels, int width, Report& report) {
+  Random random(width + 50);
+  const auto x = random.values(width);
+  auto got = random.values(width + 1);
+  auto want = got;
+  kernels.tested.rows->add(got.data(), x.data(), width);
+  for (int i = 0; i < width; i++) want[i] += x[i];
+  report.expect_same(got.data(), want.data(), width + 1, "add " + std::to_string(width));
+  got[0] = -1e4f;
+  if (width > 2) got[1] = NAN;
+  want = got;
+  kernels.tested.rows->softcap(got.data(), 30.0f, width);
+  kernels.scalar.rows->softcap(want.data(), 30.0f, width);
+  report.expect_same(got.data(), want.data(), width + 1, "softcap " + std::to_string(width));
+}
+
+}  // namespace
+
+void test_rows(const Kernels& kernels, Report& report) {
+  test_put_row(kernels, report);
+  for (const int width : kWidths) {
+    test_rms_norm(kernels, width, report);
+    test_elementwise(kernels, width, report);
+  }
+}
+
+}  // namespace twostep::test
