@@ -18,7 +18,7 @@ from helpers.ghost_llm import TESTS, ghost_llm, last_of, start_ghost
 
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError, ModelFileError
 from twostep.contracts.outputs import SchedulerStats
-from twostep.contracts.request import FinishReason
+from twostep.contracts.request import EngineCoreRequest, FinishReason
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import RequestOutputKind, SamplingParams
 from twostep.contracts.stats import FinishedRequestStats, IterationStats
@@ -307,6 +307,29 @@ def test_the_core_s_controls(run: Run) -> None:
         await llm.resume()
         assert (await last_of(stream)).outputs[0].token_ids == oracle([4], 5, [])
         assert await llm.reset_prefix_cache()
+
+    run(main)
+
+
+def test_a_core_that_dies_between_two_sequences_of_a_request(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def main(llm: AsyncLLM) -> None:
+        send, sent = llm._client.add_request, 0
+
+        def send_one(request: EngineCoreRequest) -> None:
+            nonlocal sent
+            sent += 1
+            if sent > 1:
+                raise EngineDeadError("gone")
+            send(request)
+
+        monkeypatch.setattr(llm._client, "add_request", send_one)
+        with pytest.raises(EngineDeadError, match="gone"):
+            await llm.add_request("r", ids(1), seeded(300, n=3))
+        assert llm.num_unfinished_requests == 0
+        assert llm._output_processor.num_unfinished_requests == 0
+        assert await llm.reset_prefix_cache()  # the first one was aborted
 
     run(main)
 

@@ -232,13 +232,15 @@ class EngineCoreProc:
 
     def _read_input(self) -> None:
         codec = Codec()
-        while (frame := self._channel.receive()) is not None:
-            try:
-                message = codec.decode_client_message(frame)
-            except WireError as error:
-                logger.error("%s", error)
-                continue
-            if isinstance(message, AbortRequests):
-                self._core.aborts_queue.put(message.request_ids)
-            self._input_queue.put(message)
-        self._input_queue.put(Shutdown())
+        try:
+            while (frame := self._channel.receive()) is not None:
+                try:
+                    message = codec.decode_client_message(frame)
+                except WireError as error:
+                    logger.error("%s", error)
+                    continue
+                if isinstance(message, AbortRequests):
+                    self._core.aborts_queue.put(message.request_ids)
+                self._input_queue.put(message)
+        finally:  # nobody would hear the client any more
+            self._input_queue.put(Shutdown())

@@ -113,10 +113,14 @@ class AsyncLLM:
         ids = [core_request.request_id for core_request in request.core_requests]
         stream = RequestStream(request_id, ids, request.params.output_kind, self._abort_stream)
         self._output_processor.add_request(request, stream.put)
-        for core_request in request.core_requests:
-            self._streams[core_request.request_id] = stream
-            self._client.add_request(core_request)
+        self._streams.update(dict.fromkeys(ids, stream))
         self._idle.clear()
+        try:
+            for core_request in request.core_requests:
+                self._client.add_request(core_request)
+        except EngineDeadError:
+            self._abort(ids)
+            raise
         return stream
 
     async def abort(self, request_id: str | Iterable[str]) -> None:
