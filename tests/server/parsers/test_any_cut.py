@@ -103,6 +103,22 @@ def test_cut_at_every_position_and_at_all_of_them(text: str, how: dict[str, Any]
         assert parse([text[:first], text[first:second], text[second:]], **how) == whole
 
 
+_CALLS = {
+    "hermes": '<tool_call>{"name": "weather", "arguments": %s}</tool_call>',
+    "llama3_json": '{"name": "weather", "parameters": %s}',
+    "mistral": "[TOOL_CALLS]weather[ARGS]%s",
+    "json": '[{"name": "weather", "arguments": %s}]',
+}
+
+
+@pytest.mark.parametrize("form", _CALLS)
+@pytest.mark.parametrize("arguments", ARGUMENTS)
+def test_arguments_arrive_as_they_were_written_b44(form: str, arguments: str) -> None:
+    text = _CALLS[form] % arguments
+    for pieces in ([text], list(text)):
+        assert summary(parse(pieces, form)) == ("", "", [("weather", arguments)])
+
+
 _FRAGMENTS = [
     "<tool_call>", "</tool_call>", "<think>", "</think>", "<function=weather>", "</function>",
     "<parameter=city>", "<parameter=days>", "</parameter>", "[TOOL_CALLS]", "[ARGS]", "[CALL_ID]",

@@ -29,6 +29,12 @@ def test_arguments_that_are_no_json_are_handed_on_b44(arguments: str) -> None:
     assert (name, told) == ("ping", arguments)
 
 
+def test_a_call_without_arguments_has_none() -> None:
+    for text in ('{"name": "ping"}', '{"name": "ping", "arguments": null}'):
+        [call] = summary(parse([f"<tool_call>{text}</tool_call>"], "hermes"))[2]
+        assert call == ("ping", "{}")
+
+
 def test_two_calls_have_indices_and_ids_of_their_own() -> None:
     call = '<tool_call>{"name": "ping", "arguments": {}}</tool_call>'
     starts = [e for e in parse([call + call], "hermes") if isinstance(e, ToolStart)]
