@@ -103,7 +103,7 @@ def test_text_streams_up_to_what_may_be_a_marker() -> None:
 
 
 def test_arguments_in_a_string_are_decoded() -> None:
-    inner = json.dumps({"city": 'Köln "A"\n😀'})
+    inner = json.dumps({"city": 'Köln "A"\n😀'}, ensure_ascii=False)
     text = f'<tool_call>{{"name": "weather", "arguments": {json.dumps(inner)}}}</tool_call>'
     assert summary(parse([text], "hermes"))[2] == [("weather", inner)]
 
