@@ -6,6 +6,8 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 
+import msgspec
+
 from twostep.contracts.outputs import EngineCoreOutput, PrefillStats
 from twostep.contracts.request import FinishReason
 from twostep.contracts.results import (
@@ -24,17 +26,16 @@ OutputSink = Callable[[RequestOutput], None]
 """Where the outputs of one request go."""
 
 
-@dataclasses.dataclass(slots=True)
-class ProcessedOutputs:
+class ProcessedOutputs(msgspec.Struct):
     """What one batch of news led to."""
 
-    request_outputs: list[RequestOutput] = dataclasses.field(default_factory=list)
+    request_outputs: list[RequestOutput] = []
     """Of requests without a sink of their own."""
-    reqs_to_abort: list[str] = dataclasses.field(default_factory=list)
+    reqs_to_abort: list[str] = []
     """Core requests that a stop string ended: the core must be told to stop them."""
-    ended: list[str] = dataclasses.field(default_factory=list)
+    ended: list[str] = []
     """Core requests that have ended, for whatever reason."""
-    finished: list[FinishedRequestStats] = dataclasses.field(default_factory=list)
+    finished: list[FinishedRequestStats] = []
     """Their figures, if somebody wants them."""
 
 
@@ -57,15 +58,21 @@ class _RequestState:
         tokenizer: Tokenizer | None,
         now: float,
         sink: OutputSink | None,
+        stream_interval: int,
     ) -> None:
         self.request = request
         self.sink = sink
+        kind = request.params.output_kind
+        self.is_delta = kind == RequestOutputKind.DELTA
+        self.is_final_only = kind == RequestOutputKind.FINAL_ONLY
+        self.stream_interval = max(stream_interval, request.params.stream_interval or 1)
         self.sequences = [
             SequenceState(
                 i, request.params, request.prompt_token_ids, tokenizer, request.stop_texts
             )
             for i in range(len(request.core_requests))
         ]
+        self.num_unfinished = len(self.sequences)
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.prompt_logprobs_sent = False
         self.num_cached_tokens: int | None = None
@@ -75,7 +82,8 @@ class _RequestState:
 
     @property
     def finished(self) -> bool:
-        return all(sequence.finished for sequence in self.sequences)
+        """Whether every sequence has ended."""
+        return self.num_unfinished == 0
 
     def observe(self, index: int, output: EngineCoreOutput, now: float, new_tokens: int) -> None:
         """Keep the figures of the request."""
@@ -84,8 +92,9 @@ class _RequestState:
             stats.first_token_ts = stats.first_token_ts or now
             stats.last_token_ts = now
             stats.num_generation_tokens += new_tokens
-        self.preemptions[index] = max(self.preemptions[index], output.num_preemptions)
-        stats.num_preemptions = sum(self.preemptions)
+        if output.num_preemptions > self.preemptions[index]:
+            self.preemptions[index] = output.num_preemptions
+            stats.num_preemptions = sum(self.preemptions)
         if output.prefill_stats is not None:
             self.times[index].prefill = output.prefill_stats
             if self.num_cached_tokens is None:
@@ -94,9 +103,10 @@ class _RequestState:
     def make_output(self, completions: list[CompletionOutput]) -> RequestOutput:
         request = self.request
         prompt_logprobs = self.prompt_logprobs
-        if request.params.output_kind == RequestOutputKind.DELTA and self.prompt_logprobs_sent:
-            prompt_logprobs = None
-        self.prompt_logprobs_sent = self.prompt_logprobs is not None
+        if prompt_logprobs is not None:
+            if self.prompt_logprobs_sent and self.is_delta:
+                prompt_logprobs = None
+            self.prompt_logprobs_sent = True
         return RequestOutput(
             request_id=request.request_id,
             prompt=request.prompt,
@@ -138,7 +148,9 @@ class OutputProcessor:
 
     def add_request(self, request: ProcessedRequest, sink: OutputSink | None = None) -> None:
         """Expect news of this request; its outputs go to ``sink``, or are returned."""
-        state = _RequestState(request, self._tokenizer, self._clock(), sink)
+        state = _RequestState(
+            request, self._tokenizer, self._clock(), sink, self._stream_interval
+        )
         for index, core_request in enumerate(request.core_requests):
             self._states[core_request.request_id] = (state, index)
             self._core_ids.setdefault(request.request_id, []).append(core_request.request_id)
@@ -184,7 +196,7 @@ class OutputProcessor:
             state.prompt_logprobs = named_prompt_logprobs(
                 output.new_prompt_logprobs, state.request.prompt_token_ids, self._tokenizer
             )
-        if sequence.finished:
+        if sequence.finish_reason is not None:
             self._forget(output.request_id, state)
             done.ended.append(output.request_id)
             if iteration is not None:
@@ -205,18 +217,15 @@ class OutputProcessor:
     def _output_now(
         self, state: _RequestState, sequence: SequenceState, *, first: bool
     ) -> RequestOutput | None:
-        params = state.request.params
-        if params.output_kind == RequestOutputKind.FINAL_ONLY:
+        if state.is_final_only:
             if not state.finished:
                 return None
-            return state.make_output(
-                [each.take_output(params.output_kind) for each in state.sequences]
-            )
-        interval = max(self._stream_interval, params.stream_interval or 1)
-        due = sequence.num_unsent_tokens >= interval or (first and sequence.num_unsent_tokens > 0)
-        if not (due or sequence.finished):
+            return state.make_output([each.take_output(delta=False) for each in state.sequences])
+        num_unsent = sequence.num_unsent_tokens
+        due = num_unsent >= state.stream_interval or (first and num_unsent > 0)
+        if not due and sequence.finish_reason is None:
             return None
-        return state.make_output([sequence.take_output(params.output_kind)])
+        return state.make_output([sequence.take_output(delta=state.is_delta)])
 
     def abort_requests(
         self, request_ids: Iterable[str], *, with_stats: bool = False
@@ -243,6 +252,7 @@ class OutputProcessor:
 
     def _forget(self, core_id: str, state: _RequestState) -> None:
         del self._states[core_id]
+        state.num_unfinished -= 1
         siblings = self._core_ids[state.request.request_id]
         siblings.remove(core_id)
         if not siblings:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from twostep.contracts.outputs import EngineCoreOutput, TokenLogprobs
 from twostep.contracts.request import FinishReason
 from twostep.contracts.results import CompletionOutput, Logprob
-from twostep.contracts.sampling import RequestOutputKind, SamplingParams
+from twostep.contracts.sampling import SamplingParams
 from twostep.frontend.detokenizer import IncrementalDetokenizer
 from twostep.frontend.stop_strings import StopStringMatcher
 from twostep.frontend.tokenizer import Tokenizer
@@ -46,7 +46,7 @@ class SequenceState:
                     [params.stop] if isinstance(params.stop, str) else params.stop
                 )
         self._pieces: list[str] = []
-        """Text that may be shown, in order."""
+        """Text that may be shown, in order; of a DELTA stream, what was not sent yet."""
         self._held = ""
         """Text behind it that may be the beginning of a stop string."""
         self._logprobs: list[dict[int, Logprob]] | None = None
@@ -54,7 +54,6 @@ class SequenceState:
         if params.logprobs is not None:
             self._logprobs, self._cumulative_logprob = [], 0.0
         self._sent_tokens = 0
-        self._sent_pieces = 0
 
     @property
     def finished(self) -> bool:
@@ -68,19 +67,19 @@ class SequenceState:
 
     def update(self, output: EngineCoreOutput) -> None:
         """Append the new tokens; what follows a completed stop string is dropped."""
-        ids = output.new_token_ids
+        ids, finish_reason = output.new_token_ids, output.finish_reason
+        logprobs = output.new_logprobs if self._logprobs is not None else None
         # The id that made the core stop is part of the tokens, but its text is not shown.
-        silent = output.finish_reason == FinishReason.STOP
+        silent = finish_reason is not None and finish_reason == FinishReason.STOP
         silent = silent and not self._params.include_stop_str_in_output
         for i, token_id in enumerate(ids):
             self.token_ids.append(token_id)
-            pending = self._detokenizer.pending if self._detokenizer is not None else b""
+            if logprobs is not None:
+                self._append_logprobs(logprobs[i])
             text = self._decode(token_id, silent and i == len(ids) - 1)
-            if output.new_logprobs is not None and self._logprobs is not None:
-                self._append_logprobs(output.new_logprobs[i], pending)
             if text and self._show(text):
                 return
-        if output.finish_reason is not None:
+        if finish_reason is not None:
             self._finish(output)
 
     def _decode(self, token_id: int, silent: bool) -> str:
@@ -138,20 +137,21 @@ class SequenceState:
         self._end_text()
         self.finish_reason = str(FinishReason.ABORT)
 
-    def _append_logprobs(self, position: TokenLogprobs, pending: bytes) -> None:
+    def _append_logprobs(self, position: TokenLogprobs) -> None:
+        """Of a token that is about to be decoded."""
         assert self._logprobs is not None
         assert self._cumulative_logprob is not None
+        pending = self._detokenizer.pending if self._detokenizer is not None else b""
         self._logprobs.append(named_logprobs(position, self._tokenizer, pending))
         self._cumulative_logprob += position.logprobs[0]
 
-    def take_output(self, kind: RequestOutputKind) -> CompletionOutput:
-        """What to tell the user now: all so far, or (DELTA) what the last one did not have."""
-        delta = kind == RequestOutputKind.DELTA
+    def take_output(self, *, delta: bool) -> CompletionOutput:
+        """What to tell the user now: all so far, or (``delta``) what the last one did not have."""
         from_token = self._sent_tokens if delta else 0
-        if not delta and len(self._pieces) > 1:
-            self._pieces = ["".join(self._pieces)]
-        text = "".join(self._pieces[self._sent_pieces :] if delta else self._pieces)
-        self._sent_tokens, self._sent_pieces = len(self.token_ids), len(self._pieces)
+        pieces = self._pieces
+        text = pieces[0] if len(pieces) == 1 else "".join(pieces)
+        self._pieces = [] if delta else [text]
+        self._sent_tokens = len(self.token_ids)
         return CompletionOutput(
             index=self.index,
             text=text,

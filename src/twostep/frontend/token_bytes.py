@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Callable
 from typing import Literal
@@ -50,6 +51,18 @@ class TokenBytes:
         self._text_of = text_of
         self._literal_ids = literal_ids
         self._known: dict[int, bytes] = {}
+        self._known_texts: dict[int, str | None] = {}
+
+    def text(self, token_id: int) -> str | None:
+        """Text of ``token_id`` if its bytes are whole characters, else None."""
+        try:
+            return self._known_texts[token_id]
+        except KeyError:
+            text = None
+            with contextlib.suppress(UnicodeDecodeError):
+                text = self[token_id].decode("utf-8")
+            self._known_texts[token_id] = text
+            return text
 
     def __getitem__(self, token_id: int) -> bytes:
         """Bytes of ``token_id``; empty for an id outside the vocabulary."""
