@@ -56,11 +56,6 @@ class SequenceState:
         self._sent_tokens = 0
 
     @property
-    def finished(self) -> bool:
-        """Whether the sequence has ended."""
-        return self.finish_reason is not None
-
-    @property
     def num_unsent_tokens(self) -> int:
         """Tokens since the last ``take_output``."""
         return len(self.token_ids) - self._sent_tokens
@@ -76,20 +71,20 @@ class SequenceState:
             self.token_ids.append(token_id)
             if logprobs is not None:
                 self._append_logprobs(logprobs[i])
-            text = self._decode(token_id, silent and i == len(ids) - 1)
+            if self._detokenizer is None or (silent and i == len(ids) - 1):
+                continue
+            text = self._detokenizer.decode(token_id) or self._hidden_stop_text(token_id)
             if text and self._show(text):
                 return
         if finish_reason is not None:
             self._finish(output)
 
-    def _decode(self, token_id: int, silent: bool) -> str:
-        if self._detokenizer is None or silent:
+    def _hidden_stop_text(self, token_id: int) -> str:
+        """Text of a stop token that was asked for by name, though special tokens are hidden."""
+        if self._detokenizer is None or not self._params.include_stop_str_in_output:
             return ""
-        text = self._detokenizer.decode(token_id)
-        if not text and self._params.include_stop_str_in_output and token_id in self._stop_texts:
-            # Asked for by name, though special tokens are hidden.
-            return self._detokenizer.flush() + self._stop_texts[token_id]
-        return text
+        text = self._stop_texts.get(token_id)
+        return "" if text is None else self._detokenizer.flush() + text
 
     def _show(self, text: str) -> bool:
         """Add text, keeping back what may be a stop string; whether one ended the sequence."""
