@@ -179,6 +179,20 @@ def test_a_request_that_does_not_go_on(server: LiveServer, monkeypatch: pytest.M
         assert exchange(server, data) == b""
 
 
+def test_connections_are_bounded(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    from twostep.server.http_protocol import HttpProtocol
+
+    monkeypatch.setattr(HttpProtocol, "max_connections", 2)
+    server.get("/version")  # the ones before have gone when this one is answered
+    with server.connect() as first, server.connect() as second:
+        for sock in (first, second):
+            sock.sendall(b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert sock.recv(1000).startswith(b"HTTP/1.1 200")
+        answer = exchange(server, b"GET /version HTTP/1.1\r\nHost: a\r\n\r\n")
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"server_overloaded" in answer
+
+
 def test_pipelined_and_chunked_requests(server: LiveServer) -> None:
     """HTTP as some clients speak it."""
     body = json.dumps(HI).encode()

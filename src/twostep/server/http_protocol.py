@@ -9,7 +9,7 @@ from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
-from twostep.server.errors import ApiError
+from twostep.server.errors import ApiError, overloaded
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -17,6 +17,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     max_header_bytes = 64 << 10
     max_headers = 256
+    max_connections = 4096
     receive_timeout = 30.0
     """Seconds without a byte while a request is expected to go on."""
 
@@ -36,6 +37,10 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a connection that says nothing is closed."""
         super().connection_made(transport)
+        if len(self.connections) > self.max_connections:
+            error = overloaded(f"{self.max_connections} connections are open already; come again")
+            self._end_with(error.status, error)
+            return
         self._arm()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -45,6 +50,8 @@ class HttpProtocol(HttpToolsProtocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes of a request."""
+        if self.transport.is_closing():
+            return
         self._disarm()
         super().data_received(data)
         if self._expects_bytes and not self.transport.is_closing():

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import resource
 import signal
 import socket
 import stat
@@ -28,6 +29,7 @@ KEEP_ALIVE_SECONDS = 75
 FLUSH_SECONDS = 2.0
 """For the last bytes of interrupted requests."""
 HEALTH_CHECK_SECONDS = 0.25
+FILE_LIMIT = 65536
 
 
 def listen(host: str, port: int, uds: str | None = None) -> socket.socket:
@@ -89,6 +91,15 @@ def url_of(sock: socket.socket) -> str:
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def raise_file_limit() -> None:
+    """Let this process open as many files as the system allows it: each stream is one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard == resource.RLIM_INFINITY or soft < hard:
+        wanted = FILE_LIMIT if hard == resource.RLIM_INFINITY else min(FILE_LIMIT, hard)
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, wanted), hard))
 
 
 class _Uvicorn(uvicorn.Server):

@@ -21,7 +21,7 @@ async def health(state: ServerState, call: HttpCall) -> None:
     if why is None and state.status != "dead":
         await call.answer(b"")
         return
-    await _unhealthy(state, call, "stalled", why)
+    await _unhealthy(state, call, why)
 
 
 async def ready(state: ServerState, call: HttpCall) -> None:
@@ -30,7 +30,7 @@ async def ready(state: ServerState, call: HttpCall) -> None:
     if why is None and state.status == "ready":
         await call.answer(b"")
         return
-    await _unhealthy(state, call, "stalled", why)
+    await _unhealthy(state, call, why)
 
 
 async def live(state: ServerState, call: HttpCall) -> None:
@@ -38,11 +38,11 @@ async def live(state: ServerState, call: HttpCall) -> None:
     await call.answer(b"")
 
 
-async def _unhealthy(state: ServerState, call: HttpCall, otherwise: str, why: str | None) -> None:
+async def _unhealthy(state: ServerState, call: HttpCall, why: str | None) -> None:
     status: str = state.status
     if status == "ready":
         engine = state.loaded_engine
-        status = "dead" if engine is not None and engine.errored else otherwise
+        status = "dead" if engine is not None and engine.errored else "stalled"
     body = HealthResponse(status=status)
     if status == "loading":
         body.phase, body.percent = state.phase, state.percent

@@ -135,11 +135,12 @@ def serve(args: argparse.Namespace, name: str, settings: ServerSettings) -> int:
 
     import uvloop
 
-    from twostep.server.launcher import Server, listen, url_of
+    from twostep.server.launcher import Server, listen, raise_file_limit, url_of
     from twostep.server.logs import set_up_logging
 
     started = time.monotonic()
     set_up_logging(args.log_format, args.log_level)
+    raise_file_limit()
     sock = listen(args.host, args.port, args.uds)
     url = url_of(sock) + settings.root_path
 
