@@ -6,6 +6,8 @@ import asyncio
 import json
 import os
 import random
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +205,16 @@ def test_a_start_that_is_cancelled_leaves_no_process(
     [process] = started
     assert process.exit_words() == "killed by SIGKILL"
     assert not process.directory.exists()
+
+
+def test_the_example_of_the_docs(model: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "processes.md").read_text()
+    code = page.split("```python\n")[1].split("```")[0]
+    assert "smollm2-135m" in code
+    code = code.replace("smollm2-135m", str(model))
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.strip()
 
 
 def test_nothing_is_left_behind(model: Path) -> None:
