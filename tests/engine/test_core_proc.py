@@ -113,7 +113,7 @@ class Running:
         self.first_beat = self.heartbeat.read()[0]
         self.error: BaseException | None = None
         self._codec = Codec()
-        self._thread = threading.Thread(target=self._run)
+        self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
