@@ -92,6 +92,7 @@ def model() -> str:
 @pytest.fixture(scope="module")
 def process(model: str) -> Iterator[Process]:
     argv = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "64MiB"]
+    argv += ["--shutdown-timeout", "300"]
     process = Process(model, "--served-model-name", "m", *argv)
     yield process
     if process.child.poll() is None:
@@ -212,6 +213,7 @@ def test_a_killed_core_ends_the_server(model: str) -> None:
             os.kill(pid, signal.SIGKILL)
         with pytest.raises(openai.APIError) as caught:
             list(stream)
+        stream.close()
     assert caught.value.code == "engine_dead"
     assert process.wait() == 1
     assert "twostep: error: " in process.lines[-1]
