@@ -79,9 +79,16 @@ uint64_t Stream::launch(const Plan& plan, std::shared_ptr<const Step> step) {
   }
   if (!launch) launch = std::make_shared<Launch>();
   launch->ops.clear();
+  size_t leader = 0;
   for (const auto& op : plan.ops()) {
     const int chunks = op->num_chunks(*step);
-    if (chunks > 0) launch->ops.push_back({op.get(), chunks});
+    if (chunks == 0) continue;
+    if (chunks == 1 && !launch->ops.empty()) {
+      launch->ops[leader].riders++;
+    } else {
+      leader = launch->ops.size();
+    }
+    launch->ops.push_back({op.get(), chunks, 0});
   }
   const size_t need = launch->ops.size() * static_cast<size_t>(num_threads_ + 1);
   if (launch->counters_size < need) {
@@ -185,12 +192,22 @@ void Stream::run_chunk(Launch& launch, const OpRun& op, int chunk, int worker) {
   }
 }
 
+void Stream::run_riders(Launch& launch, size_t leader, int worker) {
+  const size_t end = leader + 1 + static_cast<size_t>(launch.ops[leader].riders);
+  for (size_t i = leader + 1; i < end; i++) {
+    run_chunk(launch, launch.ops[i], 0, worker);
+    if (!launch.op_end.empty()) __atomic_store_n(&launch.op_end[i], now(), __ATOMIC_RELAXED);
+  }
+}
+
 // Takes part in all remaining ops; returns when every one of them is complete.
 void Stream::execute(Launch& launch, int worker) {
   const bool timed = !launch.op_end.empty();
   const size_t n = launch.ops.size();
-  for (size_t i = static_cast<size_t>(launch.current_op.load(std::memory_order_acquire)); i < n; i++) {
+  for (size_t i = static_cast<size_t>(launch.current_op.load(std::memory_order_acquire)); i < n;
+       i += 1 + static_cast<size_t>(launch.ops[i].riders)) {
     const OpRun& op = launch.ops[i];
+    const int complete = op.chunks + (op.riders > 0 ? 1 : 0);  // riders count as one more chunk
     std::atomic<int32_t>& done = counter(launch, i, num_threads_).value;
     int finished = 0;
     for (int k = 0; k < num_threads_; k++) {  // own range first, then steal
@@ -213,10 +230,14 @@ void Stream::execute(Launch& launch, int worker) {
     // Before the count: whoever sees the op complete must see the time as well.
     if (timed && finished > 0) __atomic_store_n(&launch.op_end[i], now(), __ATOMIC_RELAXED);
     if (finished > 0 && done.fetch_add(finished, std::memory_order_acq_rel) + finished == op.chunks) {
-      launch.current_op.store(static_cast<int32_t>(i) + 1, std::memory_order_release);
+      if (op.riders > 0) {
+        run_riders(launch, i, worker);
+        done.fetch_add(1, std::memory_order_release);
+      }
+      launch.current_op.store(static_cast<int32_t>(i) + 1 + op.riders, std::memory_order_release);
       continue;
     }
-    for (int spins = 0; done.load(std::memory_order_acquire) < op.chunks;) {
+    for (int spins = 0; done.load(std::memory_order_acquire) < complete;) {
       if (++spins < kPausesBeforeYield) {
         pause();
       } else {

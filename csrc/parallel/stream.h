@@ -9,6 +9,9 @@
 // walks its own contiguous range (long sequential streams, an uncontended counter), then steals from
 // the others. An op is complete when all CHUNKS are done, not when all threads arrived: a thread
 // that lost its core and holds no chunk stalls nobody, and a late joiner finds its place.
+//
+// An op of a single chunk (the norms and the rotation of a few tokens) has nothing to share: whoever
+// completes the op in front of it runs it as well, and the others wait once instead of twice.
 #pragma once
 #include <atomic>
 #include <condition_variable>
@@ -74,12 +77,13 @@ class Stream {
   struct OpRun {
     const Op* op;
     int32_t chunks;
+    int32_t riders;  // ops of one chunk right behind, run by the thread that completes this one
   };
   struct Launch {
     uint64_t ticket = 0;
     std::shared_ptr<const Step> step;
     std::vector<OpRun> ops;
-    std::unique_ptr<Counter[]> counters;  // [ops][num_threads + 1]: next chunk by worker, then done
+    std::unique_ptr<Counter[]> counters;  // [ops][num_threads + 1]: next chunk by worker, then chunks done
     size_t counters_size = 0;
     std::atomic<int32_t> current_op{0};   // a hint for late joiners
     std::atomic<bool> failed{false};
@@ -95,6 +99,7 @@ class Stream {
   LaunchPtr next_launch(uint64_t after);
   void execute(Launch& launch, int worker);
   void run_chunk(Launch& launch, const OpRun& op, int chunk, int worker);
+  void run_riders(Launch& launch, size_t leader, int worker);
   void finish(const LaunchPtr& launch);
   void note_span(const Launch& launch);
   Counter& counter(Launch& launch, size_t op, int which) const {

@@ -51,6 +51,57 @@ def test_launches_run_in_order_and_once(threads: int, joins: bool) -> None:
         assert (x.numpy() == 2.0**rounds).all()
 
 
+@pytest.mark.parametrize(("threads", "joins"), [(1, True), (2, True), (3, True), (3, False)])
+def test_ops_of_one_chunk_ride_behind_the_op_before_them(threads: int, joins: bool) -> None:
+    """x doubles (five chunks), its last row is copied twice in a row (one chunk each), x doubles
+    again: the copies see the whole of the first doubling and nothing of the second."""
+    device = native.make_device()
+    x, once, twice = native.Rows(2048, 40), native.Rows(2048, 1), native.Rows(2048, 1)
+    ones = native.Vector(np.ones(2048, np.float32))
+    plan = native.Plan()
+    native.add_gather(plan, x, once)  # the first op has none to ride behind
+    native.add_add(plan, device, x, x)
+    native.add_gather(plan, x, twice)
+    native.add_rms_norm(plan, device, twice, ones, 0.0, native.RowSet.Logits, False, once, [])
+    native.add_add(plan, device, x, x)
+    stream = native.Stream(threads, joins)
+    stream.set_profile(True)
+    step = native.make_step(
+        device, 40, ints(0, 40), ints(40), ints(0), ints(39), ints(0), np.zeros((1, 3), np.int32), 16
+    )
+    x.numpy()[:] = 1.0
+    for number in range(25):
+        once.numpy()[:] = twice.numpy()[:] = 0.0
+        stream.wait(stream.launch(plan, step))
+        assert (x.numpy() == 4.0 ** (number + 1)).all()
+        assert (twice.numpy() == 2 * 4.0**number).all()
+        assert (once.numpy() == 1.0).all(), "the rider behind a rider reads what that one wrote"
+    assert {name: runs for name, (_, runs) in stream.profile().items()} == {
+        "gather": 50,
+        "add": 50,
+        "rms_norm": 25,
+    }
+
+
+def test_a_rider_that_fails_fails_its_launch() -> None:
+    device = native.make_device()
+    cache = native.KVCache(device, 1, 1, 16, 4, dtype="fp32")
+    x, qkv, q = native.Rows(64, 40), native.Rows(3 * 16, 1), native.Rows(16, 1)
+    table = native.RopeTable(np.ones((4, 8), np.float32), np.zeros((4, 8), np.float32))
+    plan = native.Plan()
+    native.add_add(plan, device, x, x)
+    native.add_rope_cache(plan, device, cache, 0, qkv, q, table, num_heads=1, scale=1.0)
+    native.add_add(plan, device, x, x)
+    bad = native.make_step(
+        device, 1, ints(0, 1), ints(1), ints(0), ints(), ints(), ints(99)[None], 16
+    )
+    stream = native.Stream(2)
+    x.numpy()[:] = 1.0
+    with pytest.raises(RuntimeError, match="rope_cache: block id outside the cache"):
+        stream.wait(stream.launch(plan, bad))
+    assert x.numpy()[0, 0] == 2.0, "what is behind a failure does not run"
+
+
 def test_a_worker_never_needs_the_interpreter_lock() -> None:
     """Found as a deadlock: the worker that retired a launch dropped its step, and with it the last
     reference to a Python object, while it held the stream's mutex that ``launch`` waited for."""
