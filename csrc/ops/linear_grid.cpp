@@ -8,7 +8,6 @@ namespace twostep {
 
 namespace {
 
-constexpr int kUnit = 32;
 // Rough speed of one thread: only the size of chunks depends on it.
 constexpr double kBytesPerNs = 12, kMacsPerNs = 100;
 // A chunk pays for its claim (some 100 ns) and is still small enough to be stolen late; 256 of them
@@ -20,13 +19,14 @@ constexpr double kMaxChunkBytes = 160 << 10;
 }  // namespace
 
 LinearGrid::LinearGrid(const PackedWeight& weight)
-    : segments_(weight.segments()), form_(weight.act_form()) {
-  const int panels_per_unit = kUnit / weight.width();
+    : segments_(weight.segments()),
+      form_(weight.act_form()),
+      panels_per_unit_(kUnit / weight.width()) {
   for (size_t s = 0; s < segments_.size(); s++) {
     const Segment& segment = segments_[s];
     for (int n = 0; n < segment.n; n += kUnit) {
       units_.push_back({static_cast<int>(s), segment.first + n, std::min(kUnit, segment.n - n),
-                        segment.data + segment.stride * (n / kUnit * panels_per_unit)});
+                        segment.data + segment.unit_stride * (n / kUnit)});
     }
     const size_t panel = info(segment.kind).panel_bytes(weight.width(), weight.groups());
     bytes_ += static_cast<double>(panel) * segment.n / weight.width();
@@ -61,12 +61,15 @@ void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int
   while (first < end) {
     const Unit& unit = units_[first];
     const Segment& segment = segments_[unit.segment];
-    int outputs = 0;  // of the units that share the segment
-    for (; first < end && units_[first].segment == unit.segment; first++) {
+    const uint8_t* next = unit.panel;
+    const auto follows = [&](const Unit& u) { return u.segment == unit.segment && u.panel == next; };
+    int outputs = 0;  // of units that lie behind each other in one segment
+    for (; first < end && follows(units_[first]); first++) {
       outputs += units_[first].outputs;
+      next += panels_per_unit_ * segment.panel_bytes;
     }
     kernels.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
-        {unit.panel, segment.stride, outputs, act, rows, y + (unit.first - origin),
+        {unit.panel, segment.panel_bytes, outputs, act, rows, y + (unit.first - origin),
          y_stride, bias ? bias + unit.first : nullptr, add});
   }
 }

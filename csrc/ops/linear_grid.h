@@ -43,6 +43,7 @@ class LinearGrid {
   };
   const std::vector<Segment> segments_;
   const ActForm form_;
+  const int panels_per_unit_;
   std::vector<Unit> units_;
   double bytes_ = 0;  // of weights
   double macs_ = 0;   // for one row

@@ -115,7 +115,9 @@ void pack_part(const RawPart& part, const PackTarget& target, int width, uint8_t
   const size_t stride = row_bytes(part.format, part.k);
   const bool quantized = info(target.kind).is_quantized();
   parallel_for((part.n + width - 1) / width, num_threads, [&](int p) {
-    uint8_t* panel = base + target.offset + p * target.stride;
+    const int unit = p * width / kUnit, of_unit = p % (kUnit / width);
+    uint8_t* panel =
+        base + target.offset + unit * target.unit_stride + of_unit * target.panel_bytes;
     for (int lane = 0; lane < std::min(width, part.n - p * width); lane++) {
       const uint8_t* row = part.data + static_cast<size_t>(p * width + lane) * stride;
       if (quantized) {
@@ -137,6 +139,7 @@ void check(const std::vector<RawPart>& parts) {
   }
 }
 
+// How many panels (or units) of `width` outputs hold n.
 size_t panels_of(int n, int width) { return static_cast<size_t>((n + width - 1) / width); }
 
 float float_at(Kind kind, const uint8_t* panel, int width, int lane, int k) {
@@ -215,16 +218,17 @@ PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>&
   size_t size = 0;
   for (const RawPart& part : parts) {
     const Kind kind = kind_of(part.format, kernels.byte_kind);
-    const size_t stride = info(kind).panel_bytes(width_, groups());
-    targets.push_back({kind, size, stride});
-    size += stride * panels_of(part.n, width_);
+    const size_t panel = info(kind).panel_bytes(width_, groups());
+    targets.push_back({kind, size, panel, panel * (kUnit / width_)});
+    size += panel * panels_of(part.n, width_);
   }
   bytes_ = size;
   memory_ = arena.allocate(size + kPrefetchSlack);
   auto* base = memory_.get();
   for (size_t i = 0; i < parts.size(); i++) {
     pack_part(parts[i], targets[i], width_, base, num_threads);
-    segments_.push_back({targets[i].kind, base + targets[i].offset, targets[i].stride, n_, parts[i].n});
+    segments_.push_back({targets[i].kind, base + targets[i].offset, targets[i].panel_bytes,
+                         targets[i].unit_stride, n_, parts[i].n});
     n_ += parts[i].n;
   }
 }
@@ -237,18 +241,19 @@ GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, con
   const ActForm form = form_for(kernels, {gate_part, up_part}, precision);
   const int width = kernels.width, groups = (gate_part.k + kGroup - 1) / kGroup;
   const RawPart* parts[] = {&gate_part, &up_part};
+  const size_t units = panels_of(gate_part.n, kUnit);
   PackTarget targets[2];
-  size_t sizes[2];
+  size_t sizes[2];  // of a unit
   for (int i = 0; i < 2; i++) {
     const Kind kind = kind_of(parts[i]->format, kernels.byte_kind);
-    sizes[i] = info(kind).panel_bytes(width, groups);
-    targets[i] = {kind, 0, sizes[i]};
+    const size_t panel = info(kind).panel_bytes(width, groups);
+    sizes[i] = panel * (kUnit / width);
+    targets[i] = {kind, 0, panel, sizes[i]};
   }
-  const size_t panels = panels_of(gate_part.n, width);
   const bool alternate = targets[0].kind == targets[1].kind;
-  targets[1].offset = alternate ? sizes[0] : sizes[0] * panels;
-  if (alternate) targets[0].stride = targets[1].stride = sizes[0] + sizes[1];
-  const size_t bytes = (sizes[0] + sizes[1]) * panels;
+  targets[1].offset = alternate ? sizes[0] : sizes[0] * units;
+  if (alternate) targets[0].unit_stride = targets[1].unit_stride = sizes[0] + sizes[1];
+  const size_t bytes = (sizes[0] + sizes[1]) * units;
   const auto memory = arena.allocate(bytes + kPrefetchSlack);
   PackedWeight* weights[] = {&gate, &up};
   for (int i = 0; i < 2; i++) {
@@ -260,8 +265,8 @@ GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, con
     w.n_ = parts[i]->n;
     w.k_ = parts[i]->k;
     w.width_ = width;
-    w.segments_.push_back({targets[i].kind, memory.get() + targets[i].offset,
-                           targets[i].stride, 0, parts[i]->n});
+    w.segments_.push_back({targets[i].kind, memory.get() + targets[i].offset, targets[i].panel_bytes,
+                           targets[i].unit_stride, 0, parts[i]->n});
   }
 }
 
@@ -269,7 +274,8 @@ void PackedWeight::unpack_row(int id, float* out) const {
   const Segment* segment = &segments_[0];
   while (id >= segment->first + segment->n) segment++;
   const int row = id - segment->first, lane = row % width_;
-  const uint8_t* panel = segment->data + row / width_ * segment->stride;
+  const uint8_t* panel = segment->data + row / kUnit * segment->unit_stride +
+                         row % kUnit / width_ * segment->panel_bytes;
   if (!info(segment->kind).is_quantized()) {
     for (int k = 0; k < k_; k++) out[k] = float_at(segment->kind, panel, width_, lane, k);
     return;

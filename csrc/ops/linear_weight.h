@@ -21,19 +21,24 @@ enum class Precision : uint8_t {
   Exact  // quantised weights expanded inside the kernel, activations in float32
 };
 
-// Panels that follow each other at one distance and share a kind.
+// Outputs of a unit: what one task computes at least (ops/linear_grid.h).
+inline constexpr int kUnit = 32;
+
+// Panels that share a kind. Those of a unit follow each other, units lie at one distance.
 struct Segment {
   Kind kind;
   const uint8_t* data;
-  size_t stride;   // bytes from a panel to the next
-  int first;       // output of the first panel
-  int n;           // outputs; the last panel is padded with zeros
+  size_t panel_bytes;
+  size_t unit_stride;  // bytes from a unit's first panel to the next one's
+  int first;           // output of the first panel
+  int n;               // outputs; the last panel is padded with zeros
 };
 
-// Part i's panels start at `offset` and lie `stride` apart.
+// Where a part's panels go: the first at `offset`, as in a Segment.
 struct PackTarget {
   Kind kind;
-  size_t offset, stride;
+  size_t offset;
+  size_t panel_bytes, unit_stride;
 };
 
 class PackedWeight {
@@ -65,8 +70,8 @@ class PackedWeight {
   int n_ = 0, k_ = 0, width_ = 0;
 };
 
-// The weights of act(x W_gate^T) * (x W_up^T), one shape. Their panels alternate in memory where
-// their kinds agree, so that a task streams one region.
+// The weights of act(x W_gate^T) * (x W_up^T), one shape. Their units alternate in memory where their
+// kinds agree: a task, which multiplies a unit of gate, then one of up, reads straight on.
 struct GatedWeight {
   GatedWeight(const KernelTable& table, const RawPart& gate, const RawPart& up, Precision precision,
               int num_threads, Arena& arena);

@@ -53,11 +53,12 @@ def test_launches_run_in_order_and_once(threads: int, joins: bool) -> None:
 
 @pytest.mark.parametrize(("threads", "joins"), [(1, True), (2, True), (3, True), (3, False)])
 def test_ops_of_one_chunk_ride_behind_the_op_before_them(threads: int, joins: bool) -> None:
-    """x doubles (five chunks), its last row is copied twice in a row (one chunk each), x doubles
-    again: the copies see the whole of the first doubling and nothing of the second."""
+    """x doubles (five chunks), its first row is copied and the copy is normed (one chunk each), x
+    doubles again: the copy sees the whole of the first doubling and nothing of the second."""
     device = native.make_device()
-    x, once, twice = native.Rows(2048, 40), native.Rows(2048, 1), native.Rows(2048, 1)
-    ones = native.Vector(np.ones(2048, np.float32))
+    width = 16384
+    x, once, twice = native.Rows(width, 40), native.Rows(width, 1), native.Rows(width, 1)
+    ones = native.Vector(np.ones(width, np.float32))
     plan = native.Plan()
     native.add_gather(plan, x, once)  # the first op has none to ride behind
     native.add_add(plan, device, x, x)
@@ -67,7 +68,7 @@ def test_ops_of_one_chunk_ride_behind_the_op_before_them(threads: int, joins: bo
     stream = native.Stream(threads, joins)
     stream.set_profile(True)
     step = native.make_step(
-        device, 40, ints(0, 40), ints(40), ints(0), ints(39), ints(0), np.zeros((1, 3), np.int32), 16
+        device, 40, ints(0, 40), ints(40), ints(0), ints(0), ints(0), np.zeros((1, 3), np.int32), 16
     )
     x.numpy()[:] = 1.0
     for number in range(25):
