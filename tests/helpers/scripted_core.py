@@ -189,7 +189,7 @@ class ScriptedCore:
             return None
         return [
             TokenLogprobs(
-                token_ids=[token, *((token + i) % 200 for i in range(most))],
+                token_ids=[token, *((token + i) % 260 for i in range(most))],
                 logprobs=[-0.5, *(-0.5 - i for i in range(most))],
                 rank=1,
             )

@@ -125,8 +125,10 @@ def test_b23_tokens_of_one_text(server: LiveServer) -> None:
     """Bytes of an unfinished character all read as nothing: they are told by their ids."""
     server.core.reply = lambda request: "日"
     top = server.complete(logprobs=3, max_tokens=1).json["choices"][0]["logprobs"]
-    assert len(top["top_logprobs"][0]) == 3
-    assert top["token_logprobs"][0] == -0.5
+    first = server.core.tokenizer.encode("日", False)[0]
+    names = ["", f"token_id:{first + 1}", f"token_id:{first + 2}"]
+    assert top["top_logprobs"] == [dict(zip(names, [-0.5, -1.5, -2.5], strict=True))]
+    assert top["token_logprobs"] == [-0.5]
 
 
 def test_prompt_logprobs(server: LiveServer) -> None:
