@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -184,3 +185,29 @@ def test_two_failures_of_one_step_are_told_once() -> None:
     with pytest.raises(RuntimeError, match="block id outside the cache"):
         stream.wait(second)
     stream.wait(good)
+
+
+def state_of(thread: str) -> str:
+    """R running, S asleep; see proc(5)."""
+    stat = Path(f"/proc/self/task/{thread}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0]
+
+
+@pytest.mark.parametrize("joins", [True, False])
+def test_idle_workers_sleep(joins: bool) -> None:
+    """Before the first launch and after the last one; and they wake up for the next."""
+    tasks = Path("/proc/self/task")
+    before = {path.name for path in tasks.iterdir()}
+    device = native.make_device()
+    x = native.Rows(64, 40)
+    plan = native.Plan()
+    native.add_add(plan, device, x, x)
+    stream = native.Stream(3, joins)
+    workers = {path.name for path in tasks.iterdir()} - before
+    assert len(workers) == 3 - joins
+    for rounds in range(3):
+        while any(state_of(worker) != "S" for worker in workers):
+            time.sleep(0.001)  # a worker that never sleeps ends in pytest's timeout
+        x.numpy()[:] = 1.0
+        stream.wait(stream.launch(plan, make_step(device)))
+        assert x.numpy()[0, 0] == 2.0, rounds

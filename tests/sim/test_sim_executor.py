@@ -59,10 +59,10 @@ def test_the_seeds_step_k() -> None:
     step = executor.steps[41]
     batch = step.batch
     assert batch.req_ids == ["B", "A"]
-    assert batch.query_start_loc.tolist() == [0, 1, 8192]
+    assert batch.query_start_loc == [0, 1, 8192]
     assert batch.positions.tolist() == [540, *range(8191, 16382)]
-    assert batch.seq_lens.tolist() == [541, 16382]
-    assert step.logits_indices.tolist() == [0, 8191]
+    assert batch.seq_lens == [541, 16382]
+    assert step.logits_indices == [0, 8191]
     assert step.num_sampled.tolist() == [1, 0]
     assert step.sampled_token_ids == {"B": [42], "A": []}
     assert (step.block_index[0], step.block_offset[0]) == (33, 12)
@@ -80,7 +80,7 @@ def test_the_seeds_following_steps() -> None:
     for _ in range(3):
         core.step_fn()
     assert executor.steps[42].num_sampled.tolist() == [1, 1]
-    assert executor.steps[42].batch.num_scheduled_tokens.tolist() == [1, 3618]
+    assert executor.steps[42].batch.num_scheduled_tokens == [1, 3618]
     assert executor.steps[43].graph == BatchDescriptor(GraphMode.FULL, 2, 2)
     assert executor.steps[43].input_ids.tolist() == [43, 1]
 
@@ -275,7 +275,7 @@ def test_drafts(accepted: int) -> None:
     step = executor.steps[1]
     assert step.input_ids.tolist() == [1, -1, -1]
     assert step.batch.positions.tolist() == [5, 6, 7]
-    assert step.logits_indices.tolist() == [0, 1, 2]
+    assert step.logits_indices == [0, 1, 2]
     assert step.graph == BatchDescriptor(GraphMode.FULL, 3, 1)
     executor.execute_model(plan(2, {"X": 1}))
     executor.sample_tokens(None)

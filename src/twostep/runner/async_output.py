@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from twostep.contracts.outputs import ModelRunnerOutput, TokenLogprobs
 from twostep.ops.cpu.device_model import SAMPLE, SampledRows
+
+
+class LaunchTiming(msgspec.Struct, frozen=True):
+    """What is to be told of a step's launches."""
+
+    names: dict[int, str]
+    """{ticket: "forward", "logits" or "sample"}"""
+    graph_mode: str
 
 
 class AsyncOutput:
@@ -18,12 +28,11 @@ class AsyncOutput:
         *,
         with_logprobs: bool,
         slice_rows: int,
-        timed_launches: dict[int, str] | None = None,
-        graph_mode: str | None = None,
+        timing: LaunchTiming | None = None,
     ) -> None:
         """``owners`` and ``kinds``: the request and the kind (SAMPLE, SCORE) of each logits row.
 
-        ``timed_launches``: {ticket: name} of the step's launches, if the stream times them.
+        ``timing``: if the stream times its launches.
         """
         self._req_ids = req_ids
         self._sampled = sampled
@@ -31,8 +40,7 @@ class AsyncOutput:
         self._kinds = kinds
         self._with_logprobs = with_logprobs
         self._slice_rows = slice_rows
-        self._timed_launches = timed_launches
-        self._graph_mode = graph_mode
+        self._timing = timing
 
     def done(self) -> bool:
         """Whether ``result`` would return at once."""
@@ -50,9 +58,9 @@ class AsyncOutput:
             output.failed_req_ids[self._owners[row]] = why
         if self._with_logprobs:
             self._collect_logprobs(output)
-        if self._timed_launches is not None:
-            output.device_spans = self._sampled.spans(self._timed_launches)
-            output.graph_mode = self._graph_mode
+        if self._timing is not None:
+            output.device_spans = self._sampled.spans(self._timing.names)
+            output.graph_mode = self._timing.graph_mode
         return output
 
     def _collect_logprobs(self, output: ModelRunnerOutput) -> None:

@@ -7,10 +7,11 @@ other, and gives the same answer on a real device and on a simulated one.
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 from bisect import bisect_left
 from collections.abc import Sequence
+
+import msgspec
 
 MAX_CAPTURE_SIZE = 512
 """Tokens of the largest graph, unless a device asks for more."""
@@ -30,6 +31,9 @@ class GraphMode(enum.Enum):
     FULL_AND_PIECEWISE = "FULL_AND_PIECEWISE"
     """FULL for uniform decodes, PIECEWISE for the rest."""
 
+    # Members are looked up in every step, and Enum's own hash is a Python function.
+    __hash__ = object.__hash__
+
     @property
     def decode_mode(self) -> GraphMode:
         """What uniform decodes run in, if a graph fits."""
@@ -47,8 +51,7 @@ class GraphMode(enum.Enum):
         return self
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class BatchDescriptor:
+class BatchDescriptor(msgspec.Struct, frozen=True):
     """How a batch runs. Padding included: rows without tokens, tokens without a slot."""
 
     mode: GraphMode
@@ -96,6 +99,7 @@ class GraphDispatcher:
         """
         self.mode = GraphMode.NONE if enforce_eager else mode
         self.decode_query_len = decode_query_len
+        self._decode_mode, self._mixed_mode = self.mode.decode_mode, self.mode.mixed_mode
         self._max_num_seqs = max_num_seqs
         self._sizes = None if capture_sizes is None else sorted(capture_sizes)
         self._decode_sizes = [
@@ -125,16 +129,16 @@ class GraphDispatcher:
             and min_num_computed > 0
         )
         if self._sizes is None:
-            mode = self.mode.decode_mode if is_decode else self.mode.mixed_mode
+            mode = self._decode_mode if is_decode else self._mixed_mode
             return BatchDescriptor(mode, num_tokens, num_reqs)
-        if is_decode and self.mode.decode_mode is GraphMode.FULL:
+        if is_decode and self._decode_mode is GraphMode.FULL:
             size = _next_size(self._decode_sizes, num_tokens)
             if size is not None:
                 return BatchDescriptor(GraphMode.FULL, size, size // self.decode_query_len)
         size = _next_size(self._sizes, num_tokens)
-        if size is None or self.mode.mixed_mode is GraphMode.NONE:
+        if size is None or self._mixed_mode is GraphMode.NONE:
             return BatchDescriptor(GraphMode.NONE, num_tokens, num_reqs)
-        if self.mode.mixed_mode is GraphMode.FULL:
+        if self._mixed_mode is GraphMode.FULL:
             return BatchDescriptor(GraphMode.FULL, size, min(size, self._max_num_seqs))
         return BatchDescriptor(GraphMode.PIECEWISE, size, num_reqs)
 

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from twostep.contracts.outputs import ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, NewRequestData, SchedulerOutput
 from twostep.ops.cpu.device_model import SAMPLE, SCORE, CpuModel, LogitsRows, SampledRows
-from twostep.runner.async_output import AsyncOutput, CompletedOutput
+from twostep.runner.async_output import AsyncOutput, CompletedOutput, LaunchTiming
 from twostep.runner.graphs import BatchDescriptor, GraphDispatcher, GraphMode
-from twostep.runner.input_batch import InputBatch, build_input_batch
+from twostep.runner.input_batch import InputBatch, build_input_batch, continue_decodes
 from twostep.runner.request_states import RequestStates
 from twostep.sampler.row_params import row_params, stage_row
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ExecuteModelState:
+class ExecuteModelState(msgspec.Struct, frozen=True):
     """A forward pass that was launched and waits for ``sample_tokens``."""
 
     batch: InputBatch
@@ -54,6 +55,8 @@ class ModelRunner:
         self.last_logits_rows: LogitsRows | None = None
         self.last_graph: BatchDescriptor | None = None
         """What the newest launch was made of; for those who watch, the runner is done with it."""
+        self._only_decodes = False
+        """Whether the newest launch was one token, sampled, of each of its requests."""
         self._execute_model_state: ExecuteModelState | None = None
         self._times_device = False
 
@@ -72,9 +75,10 @@ class ModelRunner:
         self._update_states(plan)
         if plan.total_num_scheduled_tokens == 0:
             return CompletedOutput(ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
-        batch = self._prepare_inputs(plan)
-        logits = self._select_logits_rows(batch)
+        batch, logits = self._prepare_inputs(plan)
         steps = self._make_steps(batch, logits)
+        if plan.scheduled_new_reqs:
+            self._stage_new_requests(plan.scheduled_new_reqs, batch, steps[0][0])
         graph = self.graphs.dispatch(
             batch.num_tokens,
             len(batch.req_ids),
@@ -82,14 +86,7 @@ class ModelRunner:
             min_num_computed=batch.min_num_computed,
         )
         self.last_batch, self.last_logits_rows, self.last_graph = batch, logits, graph
-        for new in plan.scheduled_new_reqs:
-            self._stage(steps[0][0], new)
-            if new.num_cached_tokens > new.num_computed_tokens:
-                index = batch.req_ids.index(new.request_id)
-                steps[0][0].keep_cached(index, new.num_cached_tokens)
-        tickets = [
-            self._model.stream.launch(part, steps[0][0]) for part in self._plans_of(graph.mode)
-        ]
+        tickets = [self._launch(part, steps[0][0]) for part in self._plans_of(graph.mode)]
         self._execute_model_state = ExecuteModelState(
             batch, list(plan.num_scheduled_tokens), logits, steps, tickets, graph.mode
         )
@@ -101,28 +98,33 @@ class ModelRunner:
         if state is None:
             raise RuntimeError("sample_tokens called without execute_model")
         self._execute_model_state = None
-        req_ids = state.batch.req_ids
-        owners = [req_ids[request] for request in state.logits.requests.tolist()]
-        kinds = state.logits.kinds.tolist()
+        req_ids, logits = state.batch.req_ids, state.logits
+        owners = [req_ids[request] for request in logits.requests]
         if grammar_output is not None:
-            self._set_bitmasks(state, owners, kinds, grammar_output)
-        launches = dict.fromkeys(state.tickets, "forward")
-        ticket = 0
+            self._set_bitmasks(state, owners, logits.kinds, grammar_output)
+        tickets: list[int] = []
         for step, _ in state.steps:
-            launches[self._model.stream.launch(self._model.logits_plan, step)] = "logits"
-            ticket = self._model.stream.launch(self._model.sample_plan, step)
-            launches[ticket] = "sample"
-        sampled = SampledRows(self._model.stream, ticket, [part for _, part in state.steps])
+            tickets.append(self._launch(self._model.logits_plan, step))
+            tickets.append(self._launch(self._model.sample_plan, step))
         return AsyncOutput(
             state.plan_order,
-            sampled,
+            SampledRows(self._model.stream, tickets[-1], [part for _, part in state.steps]),
             owners,
-            kinds,
-            with_logprobs=any(self.states[request_id].wants_logprobs for request_id in req_ids),
+            logits.kinds,
+            with_logprobs=bool(self.states.wanting_logprobs),
             slice_rows=self._model.limits.max_logits_rows,
-            timed_launches=launches if self._times_device else None,
-            graph_mode=state.graph_mode.value,
+            timing=self._timing_of(state, tickets) if self._times_device else None,
         )
+
+    def _launch(self, plan: Any, step: Any) -> int:
+        """Queue a recorded plan on the device; returns the ticket to wait for."""
+        ticket: int = self._model.stream.launch(plan, step)
+        return ticket
+
+    def _timing_of(self, state: ExecuteModelState, tickets: list[int]) -> LaunchTiming:
+        names = dict.fromkeys(state.tickets, "forward")
+        names.update(zip(tickets, cycle(("logits", "sample")), strict=False))
+        return LaunchTiming(names, state.graph_mode.value)
 
     def _set_bitmasks(
         self,
@@ -169,64 +171,78 @@ class ModelRunner:
             self.states.drop(new.request_id)
             self.states.add(new)
         cached = plan.scheduled_cached_reqs
-        for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if block_ids:
-                self.states.append_blocks(self.states[request_id], block_ids)
+        if any(cached.new_block_ids):
+            for request_id, block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+                if block_ids:
+                    self.states.append_blocks(self.states[request_id], block_ids)
 
-    def _prepare_inputs(self, plan: SchedulerOutput) -> InputBatch:
-        computed = {new.request_id: new.num_computed_tokens for new in plan.scheduled_new_reqs}
-        cached = plan.scheduled_cached_reqs
-        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        req_ids = list(plan.num_scheduled_tokens)
-        states = [self.states[request_id] for request_id in req_ids]
+    def _prepare_inputs(self, plan: SchedulerOutput) -> tuple[InputBatch, LogitsRows]:
+        """The flat batch, and its rows that get logits."""
+        if self._goes_on_decoding(plan):
+            assert self.last_batch is not None
+            assert self.last_logits_rows is not None
+            num_computed = plan.scheduled_cached_reqs.num_computed_tokens
+            return continue_decodes(self.last_batch, num_computed), self.last_logits_rows
+        batch = self._pack(plan)
+        self._only_decodes = batch.max_query_len == 1 and all(batch.num_sampled)
+        return batch, self._select_logits_rows(batch)
+
+    def _goes_on_decoding(self, plan: SchedulerOutput) -> bool:
+        """Whether the requests of the last step decode one more token each, and nobody else."""
+        req_ids = plan.scheduled_cached_reqs.req_ids
+        return (
+            self._only_decodes
+            and plan.total_num_scheduled_tokens == len(req_ids)
+            and not plan.scheduled_new_reqs
+            and self.last_batch is not None
+            and self.last_batch.req_ids == req_ids
+        )
+
+    def _pack(self, plan: SchedulerOutput) -> InputBatch:
+        cached, new_reqs = plan.scheduled_cached_reqs, plan.scheduled_new_reqs
+        req_ids, num_computed = cached.req_ids, cached.num_computed_tokens
+        if new_reqs:
+            req_ids = req_ids + [new.request_id for new in new_reqs]
+            num_computed = num_computed + [new.num_computed_tokens for new in new_reqs]
+        states = self.states.of(req_ids)
         return build_input_batch(
             req_ids,
             [state.row for state in states],
-            list(plan.num_scheduled_tokens.values()),
-            [computed[request_id] for request_id in req_ids],
+            list(map(plan.num_scheduled_tokens.__getitem__, req_ids)),
+            num_computed,
             [state.prefill_len for state in states],
         )
 
     def _select_logits_rows(self, batch: InputBatch) -> LogitsRows:
         """The last token of every request that samples, and prompt tokens to be scored."""
         ends = batch.query_start_loc[1:]
-        sampling = np.flatnonzero(batch.num_sampled).astype(np.int32)
-        scored = [
-            request
-            for request, request_id in enumerate(batch.req_ids)
-            if self.states[request_id].scores_prompt
-        ]
-        if not scored:
-            return LogitsRows(
-                indices=ends[sampling] - np.int32(1),
-                requests=sampling,
-                kinds=np.full(len(sampling), SAMPLE, dtype=np.uint8),
-            )
-        indices, requests, kinds = (
-            [ends[sampling] - 1],
-            [sampling],
-            [np.full(len(sampling), SAMPLE)],
-        )
-        for request in scored:
-            computed = int(batch.num_computed_tokens[request])
-            prompt_len = self.states[batch.req_ids[request]].prompt_len
-            scheduled = int(batch.num_scheduled_tokens[request])
-            count = max(0, min(scheduled, prompt_len - 1 - computed))
-            indices.append(batch.query_start_loc[request] + np.arange(count))
-            requests.append(np.full(count, request))
-            kinds.append(np.full(count, SCORE))
-        return LogitsRows(
-            indices=np.concatenate(indices).astype(np.int32),
-            requests=np.concatenate(requests).astype(np.int32),
-            kinds=np.concatenate(kinds).astype(np.uint8),
-        )
+        requests = [request for request, count in enumerate(batch.num_sampled) if count]
+        indices = [ends[request] - 1 for request in requests]
+        kinds = [SAMPLE] * len(requests)
+        if self.states.scoring_prompt:
+            for request, first, count in self._scored_tokens(batch):
+                indices += range(first, first + count)
+                requests += [request] * count
+                kinds += [SCORE] * count
+        return LogitsRows(indices=indices, requests=requests, kinds=kinds)
+
+    def _scored_tokens(self, batch: InputBatch) -> Iterator[tuple[int, int, int]]:
+        """(request, flat index of the first, number) of the prompt tokens that are scored.
+
+        The last token of a prompt predicts the first output: it samples instead.
+        """
+        for request, request_id in enumerate(batch.req_ids):
+            if request_id in self.states.scoring_prompt:
+                left = self.states[request_id].prompt_len - 1 - batch.num_computed_tokens[request]
+                count = min(batch.num_scheduled_tokens[request], left)
+                yield request, batch.query_start_loc[request], max(0, count)
 
     def _make_steps(self, batch: InputBatch, logits: LogitsRows) -> list[tuple[Any, Any]]:
+        """The device's copy of the batch; one more for each further slice of logits rows."""
         height = self._model.limits.max_logits_rows
-        num_tokens = batch.num_tokens
         return [
             self._model.make_step(
-                num_tokens,
+                batch.num_tokens,
                 batch.query_start_loc,
                 batch.seq_lens,
                 batch.rows,
@@ -237,10 +253,15 @@ class ModelRunner:
             for start in range(0, max(len(logits.indices), 1), height)
         ]
 
-    def _stage(self, step: Any, new: NewRequestData) -> None:
-        """Give the request's row its tokens and sampling parameters, in stream order."""
-        row = self.states[new.request_id].row
-        token_ids = np.array(new.prefill_token_ids, dtype=np.int32)
-        step.stage_tokens(self._model.token_table, row, 0, token_ids)
-        params = row_params(new, self._vocab_size)
-        stage_row(self._model.sample_state, step, row, new.prefill_token_ids, params)
+    def _stage_new_requests(
+        self, new_reqs: Sequence[NewRequestData], batch: InputBatch, step: Any
+    ) -> None:
+        """Give their rows tokens and sampling parameters, in stream order."""
+        for new in new_reqs:
+            row = self.states[new.request_id].row
+            token_ids = np.array(new.prefill_token_ids, dtype=np.int32)
+            step.stage_tokens(self._model.token_table, row, 0, token_ids)
+            params = row_params(new, self._vocab_size)
+            stage_row(self._model.sample_state, step, row, new.prefill_token_ids, params)
+            if new.num_cached_tokens > new.num_computed_tokens:
+                step.keep_cached(batch.req_ids.index(new.request_id), new.num_cached_tokens)

@@ -39,18 +39,14 @@ def prompt_logits(
     size = min(chunk or limits.max_num_batched_tokens, limits.max_num_batched_tokens)
     for start in range(0, len(ids), size):
         end = min(start + size, len(ids))
-        wanted = np.arange(max(first - start, 0), end - start, dtype=np.int32)
-        logits = LogitsRows(
-            indices=wanted,
-            requests=np.zeros(len(wanted), dtype=np.int32),
-            kinds=np.full(len(wanted), SCORE, dtype=np.uint8),
-        )
+        wanted = list(range(max(first - start, 0), end - start))
+        logits = LogitsRows(indices=wanted, requests=[0] * len(wanted), kinds=[SCORE] * len(wanted))
         for number, row in enumerate(range(0, max(len(wanted), 1), limits.max_logits_rows)):
             step, _ = model.make_step(
                 end - start,
-                np.array([0, end - start], dtype=np.int32),
-                np.array([end], dtype=np.int32),
-                np.zeros(1, dtype=np.int32),
+                [0, end - start],
+                [end],
+                [0],
                 block_table,
                 logits,
                 slice(row, row + limits.max_logits_rows),

@@ -19,10 +19,6 @@ class RequestState:
     prefill_len: int
     """Known tokens at (re-)admission; reaching it, the request samples."""
     num_blocks: int
-    wants_logprobs: bool
-    """Of sampled or of prompt tokens."""
-    scores_prompt: bool
-    """Prompt tokens get log-probabilities too."""
 
 
 class RequestStates:
@@ -33,6 +29,10 @@ class RequestStates:
 
     def __init__(self, max_num_seqs: int, max_blocks: int) -> None:
         self.block_table: NDArray[np.int32] = np.zeros((max_num_seqs, max_blocks), dtype=np.int32)
+        self.wanting_logprobs: set[str] = set()
+        """Requests that get log-probabilities of sampled or of prompt tokens."""
+        self.scoring_prompt: set[str] = set()
+        """Those of them that get them of prompt tokens."""
         self._states: dict[str, RequestState] = {}
         self._free_rows = list(range(max_num_seqs - 1, -1, -1))
 
@@ -42,6 +42,10 @@ class RequestStates:
     def __getitem__(self, request_id: str) -> RequestState:
         return self._states[request_id]
 
+    def of(self, request_ids: list[str]) -> list[RequestState]:
+        """The states of several requests, in their order."""
+        return list(map(self._states.__getitem__, request_ids))
+
     def add(self, new: NewRequestData) -> RequestState:
         """Give a new or resumed request a row."""
         params = new.sampling_params
@@ -50,10 +54,12 @@ class RequestStates:
             prompt_len=new.prompt_len,
             prefill_len=len(new.prefill_token_ids),
             num_blocks=0,
-            wants_logprobs=params.logprobs is not None or params.prompt_logprobs is not None,
-            scores_prompt=params.prompt_logprobs is not None,
         )
         self._states[new.request_id] = state
+        if params.prompt_logprobs is not None:
+            self.scoring_prompt.add(new.request_id)
+        if params.logprobs is not None or params.prompt_logprobs is not None:
+            self.wanting_logprobs.add(new.request_id)
         self.append_blocks(state, new.block_ids)
         return state
 
@@ -68,3 +74,5 @@ class RequestStates:
         state = self._states.pop(request_id, None)
         if state is not None:
             self._free_rows.append(state.row)
+            self.wanting_logprobs.discard(request_id)
+            self.scoring_prompt.discard(request_id)

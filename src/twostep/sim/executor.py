@@ -52,7 +52,7 @@ class SimStep:
     slot_mapping: NDArray[np.int64]
     """[T] block_id * block size + offset; -1 where the KV is there already and is not written."""
     graph: BatchDescriptor
-    logits_indices: Int32Array
+    logits_indices: list[int]
     """[rows] flat index of every row that gets logits."""
     num_sampled: Int32Array
     """[B] tokens drawn: 0 for an unfinished chunk."""
@@ -262,8 +262,8 @@ class SimExecutor:
         input_ids = np.empty(batch.num_tokens, dtype=np.int32)
         from_device = []
         for index, request_id in enumerate(batch.req_ids):
-            start, end = batch.query_start_loc[index : index + 2].tolist()
-            computed = int(batch.num_computed_tokens[index])
+            start, end = batch.query_start_loc[index : index + 2]
+            computed = batch.num_computed_tokens[index]
             known = self._prefill_ids[request_id][computed : computed + end - start]
             input_ids[start : start + len(known)] = known
             if drafts[index]:
@@ -282,7 +282,7 @@ class SimExecutor:
     def _sample(self, request_id: str, index: int, launched: _Launched) -> list[int]:
         """Draw a request's tokens and keep the last one, and its count, on the device."""
         batch, drafts = launched.batch, launched.drafts[index]
-        seq_len = int(batch.seq_lens[index])
+        seq_len = batch.seq_lens[index]
         self._num_computed[request_id] = seq_len
         if not batch.num_sampled[index]:
             return []
@@ -297,7 +297,7 @@ class SimExecutor:
     def _remember(
         self,
         launched: _Launched,
-        logits_indices: Int32Array,
+        logits_indices: list[int],
         sampled: dict[str, list[int]],
         cost: StepCost,
         start: float,
@@ -361,13 +361,13 @@ def make_dispatcher(
     )
 
 
-def _logits_indices(batch: InputBatch, drafts: list[int]) -> Int32Array:
+def _logits_indices(batch: InputBatch, drafts: list[int]) -> list[int]:
     """The last token of every request, and the drafts before it."""
     if not any(drafts):
         return batch.logits_indices
-    ends = batch.query_start_loc[1:].tolist()
+    ends = batch.query_start_loc[1:]
     rows = [range(end - 1 - n, end) for end, n in zip(ends, drafts, strict=True)]
-    return np.array([index for row in rows for index in row], dtype=np.int32)
+    return [index for row in rows for index in row]
 
 
 def _spans(cost: StepCost, start: float) -> list[tuple[str, float, float]]:

@@ -37,7 +37,7 @@ def journey_document(journey: Journey) -> dict[str, Any]:
             call.launch, journey.core.scheduler.kv_cache_manager.block_size
         ),
         "graph_mode": facts.graph_modes(journey),
-        "num_sampled": call.launch.batch.num_sampled.tolist(),
+        "num_sampled": call.launch.batch.num_sampled,
         "model_runner_output": facts.result_document(call.result),
         "outputs": facts.outputs_document(call),
         "scheduler_stats": facts.stats_document(call),

@@ -136,10 +136,10 @@ def batch_document(launch: Launch, block_size: int) -> dict[str, Any]:
         }
     return {
         "req_ids": batch.req_ids,
-        "num_scheduled_tokens": batch.num_scheduled_tokens.tolist(),
-        "query_start_loc": batch.query_start_loc.tolist(),
+        "num_scheduled_tokens": batch.num_scheduled_tokens,
+        "query_start_loc": batch.query_start_loc,
         "positions": batch.positions.tolist(),
-        "seq_lens": batch.seq_lens.tolist(),
+        "seq_lens": batch.seq_lens,
         **inputs,
         "logits_indices": launch.logits_indices,
         "slot_mapping": {
@@ -155,7 +155,7 @@ def slots_by_request(batch: InputBatch, block_size: int) -> dict[str, dict[str, 
     block_index, offset = batch.slot_mapping(block_size)
     found = {}
     for row, request_id in enumerate(batch.req_ids):
-        first, last = int(batch.query_start_loc[row]), int(batch.query_start_loc[row + 1]) - 1
+        first, last = batch.query_start_loc[row], batch.query_start_loc[row + 1] - 1
         found[request_id] = {
             "first_block_index": int(block_index[first]),
             "first_offset": int(offset[first]),

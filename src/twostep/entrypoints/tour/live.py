@@ -65,7 +65,7 @@ def run_live(engine: BuiltEngine, prompt_tokens_a: int | None = None) -> LiveTou
         assert runner.last_graph is not None
         return Launch(
             batch=runner.last_batch,
-            logits_indices=runner.last_logits_rows.indices.tolist(),
+            logits_indices=runner.last_logits_rows.indices,
             graph=runner.last_graph,
         )
 

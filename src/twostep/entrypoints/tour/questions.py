@@ -85,7 +85,7 @@ def _why_so_few(journey: Journey) -> Question:
 def _where_from(journey: Journey) -> Question:
     step, view = _step(journey), journey.calls[0].sampling_launched
     row = _row_of(journey, B)
-    index = int(step.batch.query_start_loc[row])
+    index = step.batch.query_start_loc[row]
     position, known = int(step.batch.positions[index]), view.requests[B].num_tokens
     lane = {row["step"]: row for row in facts.device_lane(journey)}
     return _make(
@@ -123,12 +123,12 @@ def _why_nothing(journey: Journey) -> Question:
         """A has a logits row in step k. Why has it no token in the result, and why is there no
         news of it?""",
         f"""Every request gets a logits row, that of its last token in the step. A's chunk ends at
-        {int(step.batch.seq_lens[row]):,} of {after.num_prompt_tokens:,} prompt tokens, so
+        {step.batch.seq_lens[row]:,} of {after.num_prompt_tokens:,} prompt tokens, so
         num_sampled is {int(step.num_sampled[row])} and its row of the result is {result[A]}.
         Without a token, an end or an error there is no news: the update with step k speaks of
         {", ".join(news)} only.""",
         {
-            "logits_indices": step.logits_indices.tolist(),
+            "logits_indices": step.logits_indices,
             "num_sampled": step.num_sampled.tolist(),
             "result_of_step_k": result,
             "news_of_step_k": news,

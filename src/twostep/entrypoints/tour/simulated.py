@@ -33,7 +33,7 @@ def simulate(
         step = executor.steps[plan.step_id]
         return Launch(
             batch=step.batch,
-            logits_indices=step.logits_indices.tolist(),
+            logits_indices=step.logits_indices,
             graph=step.graph,
             step=step,
         )

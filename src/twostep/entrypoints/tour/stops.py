@@ -276,7 +276,7 @@ def stop_9(journey: Journey) -> Stop:
     """Logits and sampling are queued."""
     launch = journey.calls[0].launch
     batch = launch.batch
-    sampled = batch.num_sampled.tolist()
+    sampled = batch.num_sampled
     who = [request for request, count in zip(batch.req_ids, sampled, strict=True) if count]
     not_yet = [request for request in batch.req_ids if request not in who]
     return _stop(

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -45,15 +46,14 @@ class DeviceLimits:
     """Rows of one logits buffer; more are computed slice after slice."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LogitsRows:
+class LogitsRows(msgspec.Struct, frozen=True, kw_only=True):
     """Which rows of the flat batch get logits, and what for."""
 
-    indices: Int32Array
+    indices: list[int]
     """[S] flat token index."""
-    requests: Int32Array
+    requests: list[int]
     """[S] request (batch row) of each."""
-    kinds: NDArray[np.uint8]
+    kinds: list[int]
     """[S] SAMPLE or SCORE."""
 
 
@@ -174,20 +174,20 @@ class CpuModel:
     def make_step(
         self,
         num_tokens: int,
-        query_start_loc: Int32Array,
-        seq_lens: Int32Array,
-        rows: Int32Array,
+        query_start_loc: list[int],
+        seq_lens: list[int],
+        rows: list[int],
         block_table: Int32Array,
         logits: LogitsRows,
         part: slice,
     ) -> tuple[Any, Any]:
-        """Copy this step's metadata to the device's side; the numpy arrays are free again.
+        """Copy this step's metadata to the device's side; the block table is free again.
 
         Args:
             num_tokens: T.
-            query_start_loc: int32 [requests + 1], where each request starts in the flat batch.
-            seq_lens: int32 [requests], computed and scheduled tokens together.
-            rows: int32 [requests], permanent row of each.
+            query_start_loc: [requests + 1], where each request starts in the flat batch.
+            seq_lens: [requests], computed and scheduled tokens together.
+            rows: [requests], permanent row of each.
             block_table: int32 [max_num_seqs, max_blocks], physical block ids.
             logits: Rows that get logits.
             part: Which of them this step is for (at most ``max_logits_rows``).
@@ -195,18 +195,21 @@ class CpuModel:
         Returns:
             The native step, and its part that sampling reads and writes.
         """
+        kinds = logits.kinds[part]
         step = native.make_step(
             self._device,
             num_tokens,
-            query_start_loc,
-            seq_lens,
-            rows,
-            logits.indices[part],
-            logits.requests[part],
+            np.array(query_start_loc, dtype=np.int32),
+            np.array(seq_lens, dtype=np.int32),
+            np.array(rows, dtype=np.int32),
+            np.array(logits.indices[part], dtype=np.int32),
+            np.array(logits.requests[part], dtype=np.int32),
             block_table,
             self.limits.block_size,
         )
-        return step, native.SampleStep(step, logits.kinds[part])
+        if SCORE not in kinds:
+            return step, native.SampleStep(step)
+        return step, native.SampleStep(step, np.array(kinds, dtype=np.uint8))
 
     def forward_ops(self) -> list[Any]:
         """The forward plan op by op, a plan for each."""
