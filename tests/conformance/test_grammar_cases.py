@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import struct
+from collections.abc import Collection
 
 import pytest
 from planning_helpers import (
@@ -90,7 +91,9 @@ def test_case_64_a_grammar_that_does_not_compile(is_async: bool) -> None:
     future = FakeGrammarFuture()
 
     class Compiler:
-        def compile(self, params: StructuredOutputsParams) -> FakeGrammarFuture:
+        def compile(
+            self, params: StructuredOutputsParams, end_token_ids: Collection[int]
+        ) -> FakeGrammarFuture:
             assert params.json_object
             return future
 
@@ -171,3 +174,78 @@ def test_case_63_a_chunk_alone_has_no_rows() -> None:
     plan = scheduler.schedule()
     assert plan.has_structured_output_requests
     assert scheduler.get_grammar_bitmask(plan) is None
+
+
+@pytest.mark.parametrize("ignores_end", [False, True])
+def test_a_complete_grammar_ends_its_request_at_once(ignores_end: bool) -> None:
+    """No step is spent on an end token, ``ignore_eos`` and ``min_tokens`` or not; the last token
+    is text."""
+    scheduler = make_scheduler()
+    grammar = FakeGrammar(last=7)
+    add(
+        scheduler,
+        "a",
+        5,
+        80,
+        grammar=FakeGrammarFuture(grammar, is_done=True),
+        eos=None if ignores_end else 2,
+        min_tokens=30,
+    )
+    _, outputs = run_step(scheduler, 4)
+    assert outputs["a"].finish_reason is None
+    _, outputs = run_step(scheduler, 7)
+    assert outputs["a"].finish_reason is FinishReason.STOP
+    assert outputs["a"].new_token_ids == [7]
+    assert outputs["a"].ends_with_text
+    assert outputs["a"].stop_reason is None
+
+
+def test_an_end_token_of_a_structured_request_is_no_text() -> None:
+    scheduler = make_scheduler()
+    grammar = FakeGrammar(last=2)
+    add(scheduler, "a", 5, 80, grammar=FakeGrammarFuture(grammar, is_done=True), eos=2)
+    _, outputs = run_step(scheduler, 2)
+    assert outputs["a"].finish_reason is FinishReason.STOP
+    assert not outputs["a"].ends_with_text
+
+
+def test_tokens_behind_the_end_of_a_grammar_are_dropped() -> None:
+    """With accepted drafts several tokens arrive at once: as without, the text ends where it is
+    complete."""
+    scheduler = make_scheduler(num_spec_tokens=2)
+    grammar = FakeGrammar(last=7)
+    request = add(scheduler, "a", 5, 80, grammar=FakeGrammarFuture(grammar, is_done=True))
+    plan = scheduler.schedule()
+    output = result(plan, a=1)
+    output.draft_token_ids = {"a": [7, 9]}
+    scheduler.update_from_output(plan, output)
+    plan = scheduler.schedule()
+    assert plan.num_scheduled_tokens == {"a": 3}
+    news = scheduler.update_from_output(plan, result(plan, a=[7, 9, 8]))
+    [end] = news[0].outputs
+    assert end.new_token_ids == [7]
+    assert end.finish_reason is FinishReason.STOP
+    assert list(request.all_token_ids)[5:] == [1, 7]
+
+
+def test_the_compiler_is_told_what_ends_a_request() -> None:
+    told = []
+
+    class Compiler:
+        def compile(
+            self, params: StructuredOutputsParams, end_token_ids: Collection[int]
+        ) -> FakeGrammarFuture:
+            told.append(set(end_token_ids))
+            return FakeGrammarFuture(is_done=True)
+
+    scheduler_config, cache_config = make_configs()
+    core = EngineCore(
+        scheduler_config=scheduler_config,
+        cache_config=cache_config,
+        executor=RecordingGhost(cache_config.block_size),
+        clock=FakeClock(),
+        grammar_compiler=Compiler(),
+    )
+    core.add_request(make_engine_request("a", 5, 4, structured=True, eos=2, stop_token_ids=[3, 4]))
+    core.add_request(make_engine_request("b", 5, 4, structured=True))
+    assert told == [{2, 3, 4}, set()]

@@ -31,8 +31,9 @@ class FakeClock:
 class FakeGrammar:
     """Allows every token but one; remembers what it accepted. 64 tokens, two words."""
 
-    def __init__(self, forbidden: int = -1) -> None:
+    def __init__(self, forbidden: int = -1, last: int | None = None) -> None:
         self.forbidden = forbidden
+        self.last = last
         self.accepted: list[int] = []
 
     def accept_tokens(self, token_ids: Sequence[int]) -> bool:
@@ -51,6 +52,10 @@ class FakeGrammar:
     def rollback(self, num_tokens: int) -> None:
         """Forget the last ones."""
         del self.accepted[len(self.accepted) - num_tokens :]
+
+    def is_terminated(self) -> bool:
+        """After its last token, if it has one."""
+        return self.last is not None and self.accepted[-1:] == [self.last]
 
     def fill_bitmask(self) -> bytes:
         """Word 0 tells how many tokens were accepted."""

@@ -217,7 +217,9 @@ def test_features_the_engine_lacks_are_refused(make_inputs: Make) -> None:
     structured = SamplingParams(structured_outputs=StructuredOutputsParams(regex="a"))
     with pytest.raises(InvalidRequestError, match="no structured outputs"):
         make_inputs().process("r", "hi", structured)
-    make_inputs(structured_outputs=True).process("r", "hi", structured)
+    seen = []
+    make_inputs(check_grammar=seen.append).process("r", "hi", structured)
+    assert seen == [structured.structured_outputs]
     with pytest.raises(InvalidRequestError, match="--scheduling-policy priority"):
         make_inputs().process("r", "hi", PARAMS, priority=1)
     request = make_inputs(policy="priority").process("r", "hi", PARAMS, priority=-3)

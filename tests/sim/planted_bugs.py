@@ -510,8 +510,8 @@ BUGS = (
     PlantedBug(
         "a grammar does not learn what was sampled",
         SCHEDULER,
-        "if request.grammar is not None and not request.grammar.accept_tokens(token_ids):",
-        "if request.grammar is not None and request.num_tokens < 0:",
+        "if grammar is not None and not grammar.accept_tokens([token_id]):",
+        "if grammar is not None and request.num_tokens < 0:",
     ),
     PlantedBug(
         "masks of drafts leave the grammar ahead",

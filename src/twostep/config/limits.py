@@ -37,3 +37,25 @@ class Limits:
     """Loop turns, calls, filters and arithmetic of one rendering."""
     max_template_seconds: float = 1.0
     """Time of one rendering."""
+    max_schema_bytes: int = 256 * 1024
+    """A JSON schema, or all choices together."""
+    max_schema_depth: int = 64
+    """Levels of a JSON schema's document."""
+    max_schema_properties: int = 512
+    """Properties of one object of a JSON schema."""
+    max_regex_bytes: int = 8 * 1024
+    max_grammar_bytes: int = 64 * 1024
+    max_choices: int = 1024
+    max_terminal_names: int = 10_000
+    """Names in a terminal of a grammar, those in their definitions counted."""
+    max_grammar_compile_fuel: int = 1_000_000
+    """Work of compiling a grammar, in llguidance's lexer units: some 20 ms."""
+    max_grammar_step_fuel: int = 200_000
+    """Work of one mask, in the same units: some 14 ms; a request beyond it ends with an error."""
+    max_grammar_states: int = 50_000
+    """Lexer states of one request, 1 to 2 KB each."""
+    max_grammar_symbols: int = 200_000
+    """Symbols in the rules of a compiled grammar."""
+    max_cached_grammars: int = 256
+    max_grammar_compile_seconds: float = 10.0
+    """How long a request waits for the check of its grammar."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Protocol
 
 from twostep.contracts.sampling import StructuredOutputsParams
@@ -12,7 +12,7 @@ class Grammar(Protocol):
     """The state of one request's constraint. Owned by the request; a function of its outputs."""
 
     def accept_tokens(self, token_ids: Sequence[int]) -> bool:
-        """Advance over tokens; False if one of them is not allowed (then it is of no use)."""
+        """Advance over tokens; False at the first one that is not allowed."""
         ...
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
@@ -21,6 +21,10 @@ class Grammar(Protocol):
 
     def rollback(self, num_tokens: int) -> None:
         """Take the last accepted tokens back."""
+        ...
+
+    def is_terminated(self) -> bool:
+        """Whether the output is complete and nothing but an end may follow."""
         ...
 
     def fill_bitmask(self) -> bytes:
@@ -43,6 +47,11 @@ class GrammarFuture(Protocol):
 class GrammarCompiler(Protocol):
     """Turns constraints into grammars. Built by ``entrypoints`` and handed to the engine core."""
 
-    def compile(self, params: StructuredOutputsParams) -> GrammarFuture:
-        """Start compiling; does not wait."""
+    def compile(
+        self, params: StructuredOutputsParams, end_token_ids: Collection[int]
+    ) -> GrammarFuture:
+        """Start compiling; does not wait, and leaves errors to the future.
+
+        ``end_token_ids`` end the request: allowed where the grammar may end, and only there.
+        """
         ...

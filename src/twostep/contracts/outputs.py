@@ -61,6 +61,9 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     """The stop token id, or the words of an error."""
+    ends_with_text: bool = False
+    """The last token is part of the text, although the request stopped with it: its grammar was
+    complete, so no end token was waited for."""
     prefill_stats: PrefillStats | None = None
     num_preemptions: int = 0
 

@@ -20,13 +20,22 @@ class RequestOutputKind(enum.IntEnum):
 
 
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A constraint on the generated text; exactly one field is set."""
+    """A constraint on the generated text; exactly one of the first five fields is set."""
 
     json: str | dict[str, Any] | None = None
+    """A JSON schema."""
     regex: str | None = None
+    """What the whole text matches, in the syntax of Rust's regex crate."""
     choice: tuple[str, ...] | None = None
     grammar: str | None = None
+    """Lark as llguidance reads it, or GBNF (with a rule ``root ::=``)."""
     json_object: bool | None = None
+    strict: bool = True
+    """Of a JSON schema: refuse what cannot be kept; False leaves it out, with a line in the log."""
+    disable_any_whitespace: bool = False
+    """JSON in its most compact form."""
+    whitespace_pattern: str | None = None
+    """A regex of the white space between the parts of JSON, instead of the default."""
 
 
 class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

@@ -26,7 +26,7 @@ from twostep.contracts.request import EngineCoreRequest
 from twostep.engine.admission import check_admission
 from twostep.engine.step_dump import describe_step
 from twostep.scheduler.async_scheduler import AsyncScheduler
-from twostep.scheduler.request import RequestStatus
+from twostep.scheduler.request import RequestStatus, end_token_ids
 from twostep.scheduler.scheduler import Scheduler
 from twostep.scheduler.state import PauseState
 
@@ -92,7 +92,7 @@ class EngineCore:
         structured_outputs = request.sampling_params.structured_outputs
         if structured_outputs is not None:
             assert compiler is not None
-            grammar_future = compiler.compile(structured_outputs)
+            grammar_future = compiler.compile(structured_outputs, end_token_ids(request))
         self.scheduler.add_request(self.scheduler.make_request(request, grammar_future))
         self._tell("add_request", request)
 

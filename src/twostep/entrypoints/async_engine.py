@@ -59,6 +59,7 @@ async def start_async_llm(
     except BaseException:
         await asyncio.shield(client.shutdown(kill=True))
         raise
+    from twostep.entrypoints.grammars import compiler_for_text
     from twostep.frontend.async_llm import AsyncLLM
 
     gc.freeze()  # see build_core: the tables of a tokenizer are large
@@ -70,6 +71,7 @@ async def start_async_llm(
             info.vocab_size,
             options.scheduling_policy,
             reject_long_max_tokens=reject_long_max_tokens,
+            check_grammar=compiler_for_text(text, info.vocab_size).validate,
         ),
         text.output_processor(),
         text.chat_prompter(chat_template),

@@ -16,6 +16,7 @@ from twostep.contracts.errors import OutOfMemoryError, UsageError
 from twostep.engine.core import EngineCore
 from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.engine_options import EngineOptions
+from twostep.entrypoints.grammars import compiler_for_path
 from twostep.entrypoints.machine import inspect_machine
 from twostep.entrypoints.system_clock import MonotonicClock
 from twostep.entrypoints.tracing.watch import Watch
@@ -26,6 +27,7 @@ from twostep.models.registry import load_model
 from twostep.ops.cpu.device_model import CpuModel, DeviceLimits, RecordableModel
 from twostep.ops.cpu.weights import CpuWeights
 from twostep.runner.model_runner import ModelRunner
+from twostep.structured_output.compiler import LLGuidanceCompiler
 
 BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 64
@@ -49,6 +51,7 @@ class BuiltCore:
     model: CpuModel
     config: ModelConfig
     num_parameters: int
+    grammar_compiler: LLGuidanceCompiler
     boot: BootReport
     watch: Watch
     """To be closed after the core."""
@@ -123,7 +126,8 @@ def _build(
     # What was made until now lives as long as the engine; looking through it for garbage again
     # and again would stall steps for milliseconds.
     gc.freeze()
-    core = _start_core(cpu_model, config, scheduler_config, sizing, options, watch)
+    compiler = compiler_for_path(checkpoint.path, config.vocab_size)
+    core = _start_core(cpu_model, config, scheduler_config, sizing, options, watch, compiler)
     phases.finish()
     boot = BootReport(
         model=name,
@@ -145,6 +149,7 @@ def _build(
         model=cpu_model,
         config=config,
         num_parameters=_num_parameters(checkpoint),
+        grammar_compiler=compiler,
         boot=boot,
         watch=watch,
     )
@@ -267,6 +272,7 @@ def _start_core(
     sizing: KVCacheSizing,
     options: EngineOptions,
     watch: Watch,
+    compiler: LLGuidanceCompiler,
 ) -> EngineCore:
     runner = ModelRunner(cpu_model, config.vocab_size, enforce_eager=options.enforce_eager)
     executor = UniprocExecutor(runner, max_concurrent_batches=2 if options.async_scheduling else 1)
@@ -283,5 +289,6 @@ def _start_core(
         cache_config=cache_config,
         executor=executor,
         clock=clock,
+        grammar_compiler=compiler,
         observer=watch.begin(executor, clock, scheduler_config, cache_config),
     )

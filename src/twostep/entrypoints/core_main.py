@@ -118,6 +118,7 @@ def load_core(spec: CoreSpec, progress: Callable[[str, float], None]) -> LoadedC
     gc.freeze()
 
     def close() -> None:
+        built.grammar_compiler.close()
         built.watch.close()
         for line in built.watch.lines():
             print(line, file=sys.stderr, flush=True)

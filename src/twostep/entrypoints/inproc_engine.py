@@ -15,6 +15,7 @@ from twostep.entrypoints.text_side import TextSide, load_text_side
 from twostep.entrypoints.tracing.watch import Watch
 from twostep.models.loader.open import open_checkpoint
 from twostep.ops.cpu.device_model import CpuModel
+from twostep.structured_output.compiler import LLGuidanceCompiler
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,6 +27,7 @@ class BuiltEngine:
     config: ModelConfig
     text: TextSide
     max_model_len: int
+    grammar_compiler: LLGuidanceCompiler
     boot: BootReport
     watch: Watch
     """To be closed after the client."""
@@ -52,6 +54,7 @@ def build_engine(
         config=built.config,
         text=text,
         max_model_len=built.boot.max_model_len,
+        grammar_compiler=built.grammar_compiler,
         boot=built.boot,
         watch=built.watch,
     )

@@ -120,7 +120,11 @@ class LLM:
         self._next_id = 0
         self._closed = False
         self._input_processor = engine.text.input_processor(
-            engine.max_model_len, engine.config.vocab_size, scheduling_policy, _seed_source(seed)
+            engine.max_model_len,
+            engine.config.vocab_size,
+            scheduling_policy,
+            _seed_source(seed),
+            engine.grammar_compiler.validate,
         )
         self._output_processor = engine.text.output_processor()
         self._chat_prompter = engine.text.chat_prompter(chat_template)
@@ -249,6 +253,7 @@ class LLM:
         if not self._closed:
             self._closed = True
             self._client.close()
+            self._engine.grammar_compiler.close()
             self.watch.close()
 
     def __enter__(self) -> LLM:

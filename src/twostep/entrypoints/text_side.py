@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twostep.config.engine import SchedulingPolicy
+from twostep.contracts.sampling import StructuredOutputsParams
 from twostep.frontend.chat_prompt import ChatPrompter
 from twostep.frontend.chat_template import ChatTemplate
 from twostep.frontend.input_processor import InputProcessor
@@ -32,6 +33,7 @@ class TextSide:
         seed_source: Callable[[], int] | None = None,
         *,
         reject_long_max_tokens: bool = False,
+        check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
     ) -> InputProcessor:
         """What checks requests; ``seed_source`` gives seeds to those that bring none."""
         return InputProcessor(
@@ -43,6 +45,7 @@ class TextSide:
             policy=policy,
             reject_long_max_tokens=reject_long_max_tokens,
             seed_source=seed_source,
+            check_grammar=check_grammar,
         )
 
     def output_processor(self) -> OutputProcessor:

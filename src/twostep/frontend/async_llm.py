@@ -132,8 +132,9 @@ class AsyncLLM:
         self, request_id: str, prompt: PromptType, params: SamplingParams, priority: int
     ) -> ProcessedRequest:
         process = self.input_processor.process
-        # Long texts in a thread: the tokenizer lets go of the interpreter lock for them.
-        if _text_length(prompt) <= LONG_TEXT_CHARS:
+        # Long texts and grammars in a thread: both let go of the interpreter lock.
+        is_quick = params.structured_outputs is None and _text_length(prompt) <= LONG_TEXT_CHARS
+        if is_quick:
             return process(request_id, prompt, params, priority=priority or None)
         return await asyncio.to_thread(
             process, request_id, prompt, params, priority=priority or None

@@ -12,7 +12,7 @@ from twostep.config.engine import SchedulingPolicy
 from twostep.config.limits import Limits
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.request import EngineCoreRequest
-from twostep.contracts.sampling import SamplingParams
+from twostep.contracts.sampling import SamplingParams, StructuredOutputsParams
 from twostep.frontend.sampling_checks import check_sampling_params
 from twostep.frontend.tokenizer import Tokenizer
 
@@ -56,7 +56,7 @@ class InputProcessor:
         default_sampling_params: SamplingParams | None = None,
         limits: Limits | None = None,
         policy: SchedulingPolicy = "fcfs",
-        structured_outputs: bool = False,
+        check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
         reject_long_max_tokens: bool = False,
         seed_source: Callable[[], int] | None = None,
         id_source: Callable[[], str] | None = None,
@@ -67,7 +67,8 @@ class InputProcessor:
         Without a tokenizer prompts must be token ids. ``eos_token_id`` and
         ``extra_eos_token_ids`` default to the tokenizer's. ``reject_long_max_tokens`` refuses
         a ``max_tokens`` beyond the room left, instead of ending there with reason "length".
-        ``structured_outputs`` says whether the engine can do them. ``seed_source`` gives
+        ``check_grammar`` raises InvalidRequestError for a constraint that cannot be kept; without
+        it the engine has no structured outputs. ``seed_source`` gives
         integers of 63 bits, ``id_source`` short unique texts, ``clock`` wall-clock seconds.
         """
         self.tokenizer = tokenizer
@@ -83,7 +84,7 @@ class InputProcessor:
         )
         self._defaults = default_sampling_params or SamplingParams()
         self._policy = policy
-        self._structured_outputs = structured_outputs
+        self._check_grammar = check_grammar
         self._reject_long_max_tokens = reject_long_max_tokens
         self._seed_source = seed_source or (lambda: secrets.randbits(63))
         self._id_source = id_source or (lambda: secrets.token_hex(4))
@@ -210,12 +211,14 @@ class InputProcessor:
     # Parameters that depend on more than themselves ---------------------------------------------
 
     def _check_features(self, params: SamplingParams) -> None:
-        if params.structured_outputs is not None and not self._structured_outputs:
-            raise InvalidRequestError(
-                "this engine has no structured outputs; leave structured_outputs out",
-                "structured_outputs",
-                "unsupported_feature",
-            )
+        if params.structured_outputs is not None:
+            if self._check_grammar is None:
+                raise InvalidRequestError(
+                    "this engine has no structured outputs; leave structured_outputs out",
+                    "structured_outputs",
+                    "unsupported_feature",
+                )
+            self._check_grammar(params.structured_outputs)
         if type(params.priority) is not int or not -_MAX_INT64 <= params.priority <= _MAX_INT64:
             raise InvalidRequestError("priority must be an integer of 64 bits", "priority")
         if params.priority and self._policy != "priority":

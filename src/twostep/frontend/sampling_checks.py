@@ -168,7 +168,7 @@ def _check_structured(structured: Any) -> None:
     if not isinstance(structured, StructuredOutputsParams):
         raise _bad("structured_outputs", structured, "a StructuredOutputsParams")
     fields = ("json", "regex", "choice", "grammar", "json_object")
-    if sum(getattr(structured, name) is not None for name in fields) != 1:
+    if sum(getattr(structured, name) not in (None, False) for name in fields) != 1:
         raise InvalidRequestError(
             f"structured_outputs must set exactly one of {', '.join(fields)}", "structured_outputs"
         )

@@ -66,6 +66,7 @@ class SequenceState:
         logprobs = output.new_logprobs if self._logprobs is not None else None
         # The id that made the core stop is part of the tokens, but its text is not shown.
         silent = finish_reason is not None and finish_reason == FinishReason.STOP
+        silent = silent and not output.ends_with_text
         silent = silent and not self._params.include_stop_str_in_output
         for i, token_id in enumerate(ids):
             self.token_ids.append(token_id)

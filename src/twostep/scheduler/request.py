@@ -101,10 +101,7 @@ class Request:
         self.queued_ts = queued_ts
         self.sampling_params = params
         self.eos_token_id = request.eos_token_id
-        self.end_token_ids = frozenset(params.stop_token_ids or ())
-        """Tokens that end the request: eos and ``stop_token_ids``."""
-        if request.eos_token_id is not None:
-            self.end_token_ids |= {request.eos_token_id}
+        self.end_token_ids = end_token_ids(request)
         self.cache_salt = request.cache_salt
         self.sort_key = (request.priority, request.arrival_time, request.request_id)
         self.use_structured_output = params.structured_outputs is not None
@@ -197,3 +194,9 @@ class Request:
         others = self.end_token_ids - {self.eos_token_id}
         eos = [] if self.eos_token_id is None else [self.eos_token_id]
         return eos + sorted(others)
+
+
+def end_token_ids(request: EngineCoreRequest) -> frozenset[int]:
+    """Tokens that end the request: eos and ``stop_token_ids``."""
+    ids = frozenset(request.sampling_params.stop_token_ids or ())
+    return ids if request.eos_token_id is None else ids | {request.eos_token_id}

@@ -384,11 +384,12 @@ class Scheduler(SchedulerState):
             return None
         if scheduler_output.scheduled_spec_decode_tokens:
             self._roll_back_refused_drafts(request, len(token_ids), scheduler_output)
-        token_ids, end = self._update_request_with_output(request, token_ids)
+        kept = self._update_request_with_output(request, token_ids)
         if self.suspects:
             self.suspects.pop(request_id, None)
-        if request.grammar is not None and not request.grammar.accept_tokens(token_ids):
+        if kept is None:
             return self._fail(request, f"the grammar does not allow the tokens {token_ids}")
+        token_ids, end = kept
         if end is not None:
             self._finish(request, end)
         logprobs = model_runner_output.logprobs.get(request_id)
@@ -408,19 +409,26 @@ class Scheduler(SchedulerState):
             new_prompt_logprobs=request.take_prompt_logprobs(),
             finish_reason=None if end is None else end.finish_reason,
             stop_reason=request.stop_reason,
+            ends_with_text=(
+                end is RequestStatus.FINISHED_STOPPED and token_ids[-1] not in request.end_token_ids
+            ),
             prefill_stats=request.take_prefill_stats(),
             num_preemptions=request.num_preemptions,
         )
 
     def _update_request_with_output(
         self, request: Request, token_ids: list[int]
-    ) -> tuple[list[int], RequestStatus | None]:
+    ) -> tuple[list[int], RequestStatus | None] | None:
         """Append tokens up to the first stop; returns those kept, and how they end the request.
 
-        A preempted request has no placeholders any more, but its tokens still arrive.
+        None if its grammar does not allow one of them. A preempted request has no placeholders
+        any more, but its tokens still arrive.
         """
         end: RequestStatus | None = None
+        grammar = request.grammar
         for index, token_id in enumerate(token_ids, start=1):
+            if grammar is not None and not grammar.accept_tokens([token_id]):
+                return None
             request.all_token_ids.append(token_id)
             request.num_tokens += 1
             end = check_stop(request, token_id)

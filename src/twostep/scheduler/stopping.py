@@ -15,11 +15,14 @@ REPETITION_DETECTED = "repetition_detected"
 def check_stop(request: Request, token_id: int) -> RequestStatus | None:
     """How the request's newest token ends it, None if it does not. Sets ``stop_reason``.
 
-    An end token wins over the length limit that the same token reaches.
+    An end token, or the end of the request's grammar, wins over the length limit that the same
+    token reaches.
     """
     if token_id in request.end_token_ids:
         if token_id != request.eos_token_id:
             request.stop_reason = token_id
+        return RequestStatus.FINISHED_STOPPED
+    if request.grammar is not None and request.grammar.is_terminated():
         return RequestStatus.FINISHED_STOPPED
     if request.num_tokens >= request.max_total_tokens:
         return RequestStatus.FINISHED_LENGTH_CAPPED

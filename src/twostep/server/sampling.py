@@ -146,6 +146,7 @@ def _from_response_format(given: ResponseFormat) -> StructuredOutputsParams | No
         path = "response_format.json_schema"
         path += "" if given.json_schema is None else ".schema"
         raise ApiError("missing_required_parameter", f"{path} is required and was not given", path)
+    # As OpenAI has it: without ``strict``, keywords that cannot be kept are left out.
     return _json(given.json_schema.schema, strict=bool(given.json_schema.strict))
 
 
@@ -166,7 +167,12 @@ def _from_structured_outputs(given: StructuredOutputs) -> StructuredOutputsParam
             "structured_outputs",
         )
     if given.json is not None:
-        return _json(given.json, strict=False)
+        return _json(
+            given.json,
+            strict=True,
+            disable_any_whitespace=bool(given.disable_any_whitespace),
+            whitespace_pattern=given.whitespace_pattern,
+        )
     return StructuredOutputsParams(
         regex=given.regex,
         choice=None if given.choice is None else tuple(given.choice),
@@ -175,7 +181,13 @@ def _from_structured_outputs(given: StructuredOutputs) -> StructuredOutputsParam
     )
 
 
-def _json(schema: dict[str, Any] | str | bool, *, strict: bool) -> StructuredOutputsParams:
+def _json(
+    schema: dict[str, Any] | str | bool,
+    *,
+    strict: bool,
+    disable_any_whitespace: bool = False,
+    whitespace_pattern: str | None = None,
+) -> StructuredOutputsParams:
     if isinstance(schema, bool):  # true allows every JSON value, false none
         schema = "true" if schema else "false"
     if isinstance(schema, str):
@@ -185,7 +197,12 @@ def _json(schema: dict[str, Any] | str | bool, *, strict: bool) -> StructuredOut
             raise ApiError(
                 "invalid_schema", f"the schema is not JSON: {error}", "structured_outputs.json"
             ) from None
-    return StructuredOutputsParams(json=schema)
+    return StructuredOutputsParams(
+        json=schema,
+        strict=strict,
+        disable_any_whitespace=disable_any_whitespace,
+        whitespace_pattern=whitespace_pattern,
+    )
 
 
 def renamed(error: InvalidRequestError, names: dict[str, str]) -> InvalidRequestError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from twostep.contracts.clock import Clock
 from twostep.contracts.sampling import StructuredOutputsParams
@@ -51,6 +51,10 @@ class GhostGrammar:
         """Take the last tokens back."""
         del self.states[len(self.states) - num_tokens :]
 
+    def is_terminated(self) -> bool:
+        """Never: some token is always allowed."""
+        return False
+
     def fill_bitmask(self) -> bytes:
         """The mask of the next token."""
         return _bitmask(self.states[-1], self.modulus)
@@ -87,7 +91,9 @@ class GhostGrammarCompiler:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
 
-    def compile(self, params: StructuredOutputsParams) -> GhostGrammarFuture:
+    def compile(
+        self, params: StructuredOutputsParams, end_token_ids: Collection[int]
+    ) -> GhostGrammarFuture:
         """Start compiling."""
         assert params.grammar is not None
         modulus, seconds = params.grammar.split()

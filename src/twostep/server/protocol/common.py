@@ -31,7 +31,7 @@ class ResponseFormat(msgspec.Struct, kw_only=True):
 
 
 class StructuredOutputs(msgspec.Struct, kw_only=True):
-    """A constraint on the text; exactly one field is set."""
+    """A constraint on the text; exactly one of the first six fields is set."""
 
     json: dict[str, Any] | str | bool | None = None
     regex: str | None = None
@@ -39,6 +39,8 @@ class StructuredOutputs(msgspec.Struct, kw_only=True):
     grammar: str | None = None
     json_object: bool | None = None
     structural_tag: str | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: str | None = None
 
 
 class RepetitionDetection(msgspec.Struct, kw_only=True):

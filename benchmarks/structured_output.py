@@ -1,0 +1,95 @@
+"""What structured output costs: compiling a schema, and one mask.
+
+    python benchmarks/structured_output.py smollm2-135m
+
+Schemas are those of tests/structured_output/schemas.py, texts are random walks. Times are CPU time
+of the measuring thread, so a busy machine matters little.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/structured_output"))
+
+from schemas import SCHEMAS  # noqa: E402
+
+from twostep.config.limits import Limits  # noqa: E402
+from twostep.contracts.sampling import StructuredOutputsParams  # noqa: E402
+from twostep.entrypoints.grammars import vocabulary_of  # noqa: E402
+from twostep.entrypoints.progress import reporter_for  # noqa: E402
+from twostep.entrypoints.resolve import resolve  # noqa: E402
+from twostep.entrypoints.text_side import load_text_side  # noqa: E402
+from twostep.models.loader.open import open_checkpoint  # noqa: E402
+from twostep.structured_output.compiler import LLGuidanceCompiler  # noqa: E402
+from twostep.structured_output.grammar import LLGuidanceGrammar  # noqa: E402
+from twostep.structured_output.source import grammar_source  # noqa: E402
+
+STEPS_PER_SCHEMA = 40
+
+
+def measured(job: Callable[[], object], times: list[float]) -> object:
+    """The result of a job; its CPU seconds are appended to ``times``."""
+    started = time.thread_time()
+    result = job()
+    times.append(time.thread_time() - started)
+    return result
+
+
+def row(name: str, seconds: Sequence[float], scale: float, unit: str) -> str:
+    """One line of the table."""
+    ordered = sorted(seconds)
+    values = [ordered[min(len(ordered) - 1, int(len(ordered) * q))] for q in (0.5, 0.9, 0.99)]
+    shown = " | ".join(f"{value * scale:.2f}" for value in [*values, ordered[-1]])
+    return f"| {name} ({unit}) | {len(ordered)} | {shown} |"
+
+
+def main(model: str) -> None:
+    """Print a table in Markdown."""
+    with contextlib.closing(open_checkpoint(resolve(model, reporter_for()).path)) as checkpoint:
+        vocabulary = vocabulary_of(load_text_side(checkpoint), checkpoint.config.vocab_size)
+    compiler = LLGuidanceCompiler(lambda: vocabulary)
+    tokenizer: list[float] = []
+    compiling: list[float] = []
+    masks: list[float] = []
+    accepts: list[float] = []
+    measured(compiler._ll_tokenizer, tokenizer)
+    rng = random.Random(0)
+    for schema in SCHEMAS.values():
+        params = StructuredOutputsParams(json=schema)
+        matcher = measured(
+            lambda params=params: compiler._compile(grammar_source(params, Limits())), compiling
+        )
+        grammar = LLGuidanceGrammar(matcher, vocabulary, vocabulary.end_ids)
+        for _ in range(STEPS_PER_SCHEMA):
+            bits = int.from_bytes(measured(grammar.fill_bitmask, masks), "little")
+            token = _any_bit(bits, vocabulary.size, rng)
+            measured(lambda grammar=grammar, token=token: grammar.accept_tokens([token]), accepts)
+            if grammar.is_terminated():
+                break
+    compiler.close()
+    print(f"{model}, {vocabulary.size} tokens, {len(SCHEMAS)} schemas\n")
+    print("| | n | p50 | p90 | p99 | max |")
+    print("|---|---|---|---|---|---|")
+    print(row("vocabulary, once", tokenizer, 1e3, "ms"))
+    print(row("compile", compiling, 1e3, "ms"))
+    print(row("mask", masks, 1e6, "µs"))
+    print(row("accept a token", accepts, 1e6, "µs"))
+
+
+def _any_bit(bits: int, size: int, rng: random.Random) -> int:
+    """A random set bit: the next one from a random place on, around the end."""
+    start = rng.randrange(size)
+    above = bits >> start
+    if above:
+        return start + ((above & -above).bit_length() - 1)
+    return (bits & -bits).bit_length() - 1
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "smollm2-135m")

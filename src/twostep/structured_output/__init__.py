@@ -1,0 +1,1 @@
+"""Grammars: constraints compiled by llguidance, and the tokens they allow."""
