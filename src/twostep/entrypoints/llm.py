@@ -124,7 +124,7 @@ class LLM:
             engine.config.vocab_size,
             scheduling_policy,
             _seed_source(seed),
-            engine.grammar_compiler.validate,
+            check_grammar=engine.grammar_compiler.validate,
         )
         self._output_processor = engine.text.output_processor()
         self._chat_prompter = engine.text.chat_prompter(chat_template)
