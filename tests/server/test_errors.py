@@ -381,7 +381,7 @@ def test_404_model(server: LiveServer) -> None:
 
 
 def test_404_path(server: LiveServer) -> None:
-    for path in ("/", "/v1", "/v2/chat", CHAT + "/", "/v1/chat/completions/x"):
+    for path in ("/nothing", "/v1", "/v2/chat", CHAT + "/", "/v1/chat/completions/x"):
         check(server.get(path), 404, "unknown_url", None, BAD)
 
 
