@@ -10,12 +10,12 @@ from twostep.contracts.errors import TwostepError
 from twostep.contracts.plan import SchedulerOutput
 from twostep.engine.client import InprocClient
 from twostep.engine.device_idle import device_idle_share, host_overlap
+from twostep.engine.fan_out import together
 from twostep.engine.timeline import Lane, StepSpan, Timeline
 from twostep.entrypoints.inproc_engine import BuiltEngine
 from twostep.entrypoints.system_clock import MonotonicClock
 from twostep.entrypoints.tour.journey import Journey, Situation, make_request, travel
 from twostep.entrypoints.tour.observer import Call, Launch, TourObserver
-from twostep.engine.fan_out import together
 from twostep.executor.uniproc import UniprocExecutor
 
 SEED_BUDGET = 8192

@@ -11,9 +11,9 @@ from twostep.contracts.errors import UsageError
 from twostep.contracts.executor import Executor
 from twostep.contracts.observer import StepObserver
 from twostep.engine.device_idle import device_idle_share, host_overlap
+from twostep.engine.fan_out import together
 from twostep.engine.recording import Header
 from twostep.engine.timeline import StepSpan, Timeline
-from twostep.engine.fan_out import together
 from twostep.entrypoints.tracing.output_file import OutputFile
 from twostep.entrypoints.tracing.step_recorder import StepRecorder
 from twostep.entrypoints.tracing.trace_file import TraceFile
