@@ -381,8 +381,9 @@ def test_a_reader_that_is_behind_stops_the_planning_and_loses_nothing(running: R
     running.send(AddRequest(request("a", [1, 2], 50)))
     until(lambda: running.channel.from_core.qsize() == 3)
     steps = running.heartbeat.read()[2]
-    beats = running.heartbeat.read()[0]
-    until(lambda: running.heartbeat.read()[0] > beats)  # alive
+    for _ in range(15):
+        beat = running.heartbeat.read()[0]
+        until(lambda beat=beat: running.heartbeat.read()[0] > beat)  # alive
     assert running.heartbeat.read()[2] <= steps + 3
     assert running.channel.from_core.qsize() == 3
     tokens, _ = running.collect("a")
@@ -433,6 +434,17 @@ def test_the_prefix_cache_can_be_reset_right_after_the_last_answer(running: Runn
         running.collect(f"r{i}")
         running.send(UtilityCall(i, "reset_prefix_cache"))
         assert running.answer() == UtilityResult(i, True)
+
+
+def test_the_prefix_cache_can_be_reset_right_after_an_abort(running: Running) -> None:
+    """The same, with the step in flight for certain."""
+    running.ghost.may_finish.clear()
+    running.send(AddRequest(request("a", list(range(40)), 100)))
+    assert running.ghost.is_waited_for.wait(PATIENCE)
+    running.send(AbortRequests(["a"]), UtilityCall(1, "reset_prefix_cache"))
+    until(lambda: running.proc._input_queue.qsize() == 2)
+    running.ghost.may_finish.set()
+    assert running.answer() == UtilityResult(1, True)
 
 
 def test_the_prefix_cache_is_kept_while_requests_run(running: Running) -> None:
