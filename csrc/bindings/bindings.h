@@ -31,6 +31,7 @@ struct Device {
 };
 
 void bind_core(nb::module_& m);
+void bind_peak(nb::module_& m);
 void bind_rows(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);

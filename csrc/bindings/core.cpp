@@ -1,7 +1,4 @@
-#include <algorithm>
-#include <chrono>
 #include <cstring>
-#include <thread>
 
 #include "bindings/bindings.h"
 #include "isa/linear.h"
@@ -57,34 +54,6 @@ std::shared_ptr<Step> make_step(const Device& device, int num_tokens, Int32Array
   return step;
 }
 
-// Sequential read of a fresh buffer by several threads, best of 5, GB/s.
-double measure_bandwidth(int num_threads, int megabytes) {
-  const size_t bytes = static_cast<size_t>(megabytes) << 20;
-  Memory memory(bytes);
-  std::memset(memory.as<char>(), 1, bytes);
-  const size_t per_thread = bytes / num_threads / 64 * 64;
-  double best = 0;
-  std::vector<uint64_t> sums(num_threads * 8);
-  for (int round = 0; round < 5; round++) {
-    const auto start = std::chrono::steady_clock::now();
-    std::vector<std::thread> threads;
-    for (int t = 0; t < num_threads; t++) {
-      threads.emplace_back([&, t] {
-        const auto* p = reinterpret_cast<const uint64_t*>(memory.as<char>() + per_thread * t);
-        uint64_t sum[8] = {};
-        for (size_t i = 0; i < per_thread / 8; i += 8) {
-          for (int k = 0; k < 8; k++) sum[k] += p[i + k];
-        }
-        for (int k = 0; k < 8; k++) sums[t * 8] += sum[k];
-      });
-    }
-    for (auto& thread : threads) thread.join();
-    const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - start;
-    best = std::max(best, static_cast<double>(per_thread) * num_threads / elapsed.count() / 1e9);
-  }
-  return best;
-}
-
 }  // namespace
 
 void bind_core(nb::module_& m) {
@@ -109,8 +78,6 @@ void bind_core(nb::module_& m) {
     d["features"] = info.features;
     return d;
   }, nb::arg("isa") = "");
-  m.def("measure_bandwidth", &measure_bandwidth, nb::arg("num_threads"), nb::arg("megabytes") = 256,
-        nb::call_guard<nb::gil_scoped_release>(), "Sequential read, GB/s.");
 
   nb::class_<Rows>(m, "Rows")
       .def(nb::new_([](int width, int max_rows) { return std::make_shared<Rows>(width, max_rows); }))

@@ -4,6 +4,7 @@ NB_MODULE(_native, m) {
   m.doc() = "twostep's native kernels; see csrc/ and docs/kernels.md";
   nanobind::set_leak_warnings(false);
   twostep::bind_core(m);
+  twostep::bind_peak(m);
   twostep::bind_rows(m);
   twostep::bind_linear(m);
   twostep::bind_attention(m);

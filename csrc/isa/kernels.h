@@ -6,7 +6,7 @@
 // isa/<isa>/<family>.cpp, which is compiled with that instruction set's flags and exports one
 // `const <Family>Kernels*`. Nothing of the standard library with inline code may be used in those
 // units beyond <cstdint>, <cstddef>, <cstring>, <cmath>: a copy compiled for a wider instruction
-// set could be linked in for everybody.
+// set could be linked in for everybody. isa/peak.h is written out for each: it measures instructions.
 #pragma once
 #include <string>
 #include <vector>
@@ -17,6 +17,7 @@ struct LinearKernels;
 struct AttentionKernels;
 struct RowKernels;
 struct SampleKernels;
+struct PeakKernels;
 
 struct KernelTable {
   const char* isa;
@@ -24,6 +25,7 @@ struct KernelTable {
   const AttentionKernels* attention;
   const RowKernels* rows;
   const SampleKernels* sample;
+  const PeakKernels* peak;
 };
 
 struct CpuInfo {
@@ -33,7 +35,7 @@ struct CpuInfo {
   std::string reason;                   // why
 };
 
-// Asks the processor (cpuid, xgetbv) or, on ARM, the system. `forced` (TWOSTEP_CPU_ISA) names a table; empty picks the best.
+// Reads cpuid and xgetbv. `forced` (TWOSTEP_CPU_ISA) names a table; empty picks the best.
 // Throws std::invalid_argument if the name is unknown or this machine can't run it.
 CpuInfo detect_cpu(const std::string& forced);
 const KernelTable& kernel_table(const std::string& isa);

@@ -20,7 +20,7 @@ Capture = pytest.CaptureFixture[str]
 
 
 class FakeNative:
-    """The native library's two functions."""
+    """The native library's functions that doctor calls."""
 
     def __init__(self) -> None:
         self.measured: list[tuple[int, int]] = []
@@ -37,7 +37,11 @@ class FakeNative:
 
     def measure_bandwidth(self, num_threads: int, megabytes: int) -> float:
         self.measured.append((num_threads, megabytes))
-        return 21.456
+        return 7.152 * num_threads
+
+    def measure_peak(self, isa: str, kind: str, num_threads: int) -> float:
+        assert isa in ("avx2", "scalar")
+        return {"int8": 400.0, "bf16": 90.0, "fp32": 100.0}[kind] * num_threads
 
 
 def machine(**changes: Any) -> Machine:
@@ -62,14 +66,17 @@ def test_doctor_json(capsys: Capture) -> None:
     found = json.loads(capsys.readouterr().out)
     assert found["kernels"] == native.cpu_info()
     assert found["memory_bandwidth_gb_s"] == 21.46
-    assert native.measured == [(3, doctor.BANDWIDTH_MEGABYTES)]
+    assert found["roofline"]["bandwidth_gb_s"] == {"1": 7.15, "2": 14.3, "3": 21.46}
+    assert found["roofline"]["gop_s"]["int8"] == {"1": 400.0, "2": 800.0, "3": 1200.0}
+    assert native.measured == [(n, doctor.BANDWIDTH_MEGABYTES) for n in (1, 2, 3)]
 
 
 def test_doctor_for_people(capsys: Capture) -> None:
-    doctor.run([], FakeNative())
+    doctor.run(["--threads", "2"], FakeNative())
     out = capsys.readouterr().out
     assert "avx2 (the best; can run avx2, scalar)" in out
-    assert "21.5 GB/s (measured)" in out
+    assert "7.2 GB/s (1 thread), 14.3 GB/s (2 threads), measured" in out
+    assert "400.0 GOP/s (1 thread), 800.0 GOP/s (2 threads), measured" in out
 
 
 def test_doctor_with_forced_kernels(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,20 +10,26 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import twostep
-from twostep.entrypoints import store
+from twostep.entrypoints import roofline_plot, store
 from twostep.entrypoints.cli import args as cli_args
-from twostep.entrypoints.cli import console
+from twostep.entrypoints.cli import console, doctor_model
 from twostep.entrypoints.machine import Machine, inspect_machine
-from twostep.entrypoints.progress import format_bytes
+from twostep.entrypoints.progress import format_bytes, reporter_for
+from twostep.entrypoints.resolve import resolve
 
 BANDWIDTH_MEGABYTES = 256
 """Larger than any cache."""
+ARITHMETIC = ("int8", "bf16", "fp32")
+"""Kinds that the kernels multiply in: int8 dot products, bf16 ones, float32."""
 LOW_MEMORY_BYTES = 1_000_000_000
 LOW_DISK_BYTES = 1_000_000_000
 
 DESCRIPTION = """\
-Show CPU features, threads, memory bandwidth (measured, takes about a second) and the chosen
-kernels with the reason. Exit code 1 if something stands in the way.
+Show CPU features, threads, the chosen kernels with the reason, and the machine's roofline: memory
+bandwidth and arithmetic by kind, measured in about two seconds. With MODEL: what share of the
+roofline it reaches in decode and prefill. Exit code 1 if something stands in the way.
+
+  twostep doctor smollm2-135m --plot roofline.svg
 """
 
 
@@ -42,6 +48,10 @@ class Native(Protocol):
         """GB/s that the threads together read from memory."""
         ...
 
+    def measure_peak(self, isa: str, kind: str, num_threads: int) -> float:
+        """GOP/s of one kind of arithmetic in registers, all threads together."""
+        ...
+
 
 def import_native() -> Native | str:
     """The native library, or why it cannot be loaded."""
@@ -55,16 +65,37 @@ def import_native() -> Native | str:
 
 def run(argv: list[str], native: Native | str | None = None) -> int:
     """Run the command; returns the exit code. ``native`` is for tests."""
-    parser = cli_args.Parser("twostep doctor", "", DESCRIPTION)
+    parser = cli_args.Parser("twostep doctor", "[MODEL]", DESCRIPTION)
+    parser.add_argument("model", nargs="?", metavar="MODEL")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.add_argument("-t", "--threads", type=cli_args.positive_size, metavar="N")
+    parser.add_argument("--plot", metavar="FILE", help="draw the roofline: .svg or .png")
+    parser.add_argument(
+        "-q", "--quantization", metavar="TYPE", help="quantise MODEL's weights at load"
+    )
     args = parser.parse(argv)
+    plot = None if args.plot is None else roofline_plot.check_plot(args.plot)
+    model = None if args.model is None else resolve(args.model, reporter_for())
     machine = inspect_machine()
     found = examine(machine, import_native() if native is None else native, args.threads)
+    if model is not None and found["kernels"] is not None:
+        found["model"] = doctor_model.examine_model(
+            model,
+            args.model,
+            found["roofline"],
+            threads=found["threads"],
+            quantization=args.quantization,
+            isa=found["kernels"]["isa"],
+            reporter=reporter_for(),
+        )
+    if plot is not None and found["roofline"] is not None:
+        roofline_plot.draw(plot, found["cpu"], found["roofline"], found.get("model"))
     if args.json:
         console.print_json(found)
     else:
         print(console.table(rows(found)))
+        if "model" in found:
+            print(console.table(doctor_model.rows(found["model"])))
         for problem in found["problems"]:
             print(f"problem: {problem}", file=sys.stderr)
     return 1 if found["problems"] else 0
@@ -75,14 +106,14 @@ def examine(machine: Machine, native: Native | str, threads: int | None = None) 
     threads = threads or machine.usable_cpus
     problems = machine_problems(machine)
     kernels: dict[str, Any] | None = None
-    bandwidth: float | None = None
+    roofline: dict[str, Any] | None = None
     if isinstance(native, str):
         problems.append(
             f"the native library cannot be loaded ({native}): run `pip install .` again"
         )
     else:
         kernels = choose_kernels(native, problems)
-        bandwidth = round(native.measure_bandwidth(threads, BANDWIDTH_MEGABYTES), 2)
+        roofline = measure_roofline(native, kernels["isa"], threads)
     return {
         "twostep": twostep.__version__,
         "python": platform.python_version(),
@@ -94,7 +125,8 @@ def examine(machine: Machine, native: Native | str, threads: int | None = None) 
         "threads": threads,
         "threads_reason": threads_reason(machine, threads),
         "kernels": kernels,
-        "memory_bandwidth_gb_s": bandwidth,
+        "memory_bandwidth_gb_s": roofline and roofline["bandwidth_gb_s"][str(threads)],
+        "roofline": roofline,
         "total_memory": machine.total_memory,
         "available_memory": machine.available_memory,
         "cgroup_memory": machine.cgroup_memory,
@@ -111,6 +143,29 @@ def choose_kernels(native: Native, problems: list[str]) -> dict[str, Any]:
     except ValueError as error:
         problems.append(str(error))
         return native.cpu_info()
+
+
+def measure_roofline(native: Native, isa: str, threads: int) -> dict[str, Any]:
+    """``bandwidth_gb_s`` by threads; ``gop_s`` by kind of arithmetic, then by threads.
+
+    For 1, 2, 4, … and all threads. Keys are text, as in JSON.
+    """
+    counts = thread_counts(threads)
+    return {
+        "bandwidth_gb_s": {
+            str(n): round(native.measure_bandwidth(n, BANDWIDTH_MEGABYTES), 2) for n in counts
+        },
+        "gop_s": {
+            kind: {str(n): round(native.measure_peak(isa, kind, n), 1) for n in counts}
+            for kind in ARITHMETIC
+        },
+    }
+
+
+def thread_counts(threads: int) -> list[int]:
+    """1, 2, 4, … up to and with ``threads``."""
+    counts = [1 << power for power in range(threads.bit_length())]
+    return counts if counts[-1] == threads else [*counts, threads]
 
 
 def threads_reason(machine: Machine, threads: int) -> str:
@@ -155,7 +210,6 @@ def free_space(folder: Path) -> int | None:
 def rows(found: dict[str, Any]) -> list[list[str]]:
     """The table for people."""
     kernels = found["kernels"]
-    bandwidth = found["memory_bandwidth_gb_s"]
     quota = found["cgroup_cpus"]
     limit = found["cgroup_memory"]
     chosen = "none"
@@ -168,7 +222,7 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
         ["kernels", chosen],
         ["threads", f"{found['threads']} ({found['threads_reason']})"],
         ["quota", "none" if quota is None else f"{quota:g} cores"],
-        ["bandwidth", "not measured" if bandwidth is None else f"{bandwidth:.1f} GB/s (measured)"],
+        *roofline_rows(found["roofline"]),
         [
             "memory",
             f"{bytes_or_unknown(found['available_memory'])} free of "
@@ -176,6 +230,23 @@ def rows(found: dict[str, Any]) -> list[list[str]]:
             + ("" if limit is None else f", cgroup limit {format_bytes(limit)}"),
         ],
         ["models", f"{found['store']} ({bytes_or_unknown(found['store_free'])} free)"],
+    ]
+
+
+def roofline_rows(roofline: dict[str, Any] | None) -> list[list[str]]:
+    """Bandwidth, then each kind of arithmetic."""
+    if roofline is None:
+        return [["bandwidth", "not measured"]]
+
+    def by_threads(values: dict[str, float], unit: str) -> str:
+        parts = [
+            f"{value:.1f} {unit} ({n} thread{'s'[: int(n) > 1]})" for n, value in values.items()
+        ]
+        return ", ".join(parts) + ", measured"
+
+    lines = [["bandwidth", by_threads(roofline["bandwidth_gb_s"], "GB/s")]]
+    return lines + [
+        [f"{kind} peak", by_threads(values, "GOP/s")] for kind, values in roofline["gop_s"].items()
     ]
 
 

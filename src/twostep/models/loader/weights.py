@@ -188,12 +188,24 @@ def estimate_packed_bytes(checkpoint: Checkpoint, quantization: str | None = Non
     total = 0
     for name in checkpoint.names:
         raw = checkpoint.tensor(name)
-        is_top = name in ("model.embed_tokens.weight", "lm_head.weight")
-        wanted = "Q8_0" if is_top else target
-        fits = len(raw.shape) == 2 and raw.shape[-1] % FORMATS[wanted].block_length == 0
-        shrinks = fits and _is_wider(raw, wanted)
-        total += packed_bytes(wanted, raw.shape) if shrinks else int(raw.data.size)
+        stored = stored_format(raw, target)
+        is_kept = stored == raw.format
+        total += int(raw.data.size) if is_kept else packed_bytes(stored, raw.shape)
     return total
+
+
+def stored_format(raw: RawTensor, target: str | None) -> str:
+    """The format that a tensor has in memory when linear layers are quantised to ``target``.
+
+    Embeddings and the output layer get no fewer than 8 bits, routers of experts stay as they are,
+    and nothing gets more than it had.
+    """
+    if target is None or len(raw.shape) != 2 or raw.name.endswith("mlp.gate.weight"):
+        return raw.format
+    is_top = raw.name in ("model.embed_tokens.weight", "lm_head.weight")
+    wanted = "Q8_0" if is_top else target
+    fits = raw.shape[-1] % FORMATS[wanted].block_length == 0
+    return wanted if fits and _is_wider(raw, wanted) else raw.format
 
 
 def _is_wider(raw: RawTensor, target: str) -> bool:
