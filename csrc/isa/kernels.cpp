@@ -5,6 +5,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(__aarch64__) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace twostep {
@@ -21,6 +25,8 @@ TWOSTEP_DECLARE(scalar)
 #if defined(__x86_64__)
 TWOSTEP_DECLARE(avx2)
 TWOSTEP_DECLARE(avx512)
+#elif defined(__aarch64__)
+TWOSTEP_DECLARE(neon)
 #endif
 #undef TWOSTEP_DECLARE
 
@@ -33,6 +39,9 @@ const KernelTable& kernel_table(const std::string& isa) {
        avx2::kSampleKernels, avx2::kPeakKernels},
       {"avx512", avx512::kLinearKernels, avx512::kAttentionKernels, avx512::kRowKernels,
        avx512::kSampleKernels, avx512::kPeakKernels},
+#elif defined(__aarch64__)
+      {"neon", neon::kLinearKernels, neon::kAttentionKernels, neon::kRowKernels,
+       neon::kSampleKernels, neon::kPeakKernels},
 #endif
   };
   for (const auto& table : tables) {
@@ -85,12 +94,44 @@ std::vector<std::string> read_features() {
   add(tile && (l7.edx >> 22 & 1), "amx_bf16");
   return found;
 }
+#elif defined(__aarch64__) && defined(__linux__)
+// Bits of AT_HWCAP and AT_HWCAP2 (Linux, arch/arm64/include/uapi/asm/hwcap.h), named as in
+// /proc/cpuinfo; headers of older systems lack some.
+std::vector<std::string> read_features() {
+  const struct {
+    unsigned long type;
+    int bit;
+    const char* name;
+  } known[] = {{AT_HWCAP, 1, "asimd"}, {AT_HWCAP, 10, "asimdhp"}, {AT_HWCAP, 20, "asimddp"},
+               {AT_HWCAP, 22, "sve"},  {AT_HWCAP2, 13, "i8mm"},   {AT_HWCAP2, 14, "bf16"}};
+  std::vector<std::string> found;
+  for (const auto& feature : known) {
+    if (getauxval(feature.type) >> feature.bit & 1) found.emplace_back(feature.name);
+  }
+  return found;
+}
+#elif defined(__aarch64__) && defined(__APPLE__)
+std::vector<std::string> read_features() {
+  const struct {
+    const char* key;
+    const char* name;
+  } known[] = {{"hw.optional.arm.FEAT_DotProd", "asimddp"},
+               {"hw.optional.arm.FEAT_I8MM", "i8mm"},
+               {"hw.optional.arm.FEAT_BF16", "bf16"}};
+  std::vector<std::string> found{"asimd"};
+  for (const auto& feature : known) {
+    int has = 0;
+    size_t size = sizeof has;
+    if (sysctlbyname(feature.key, &has, &size, nullptr, 0) == 0 && has) found.emplace_back(feature.name);
+  }
+  return found;
+}
 #else
 std::vector<std::string> read_features() { return {}; }
 #endif
 
-std::vector<std::string> runnable(const std::vector<std::string>& features) {
-  const auto all = [&](std::initializer_list<const char*> names) {
+std::vector<std::string> runnable([[maybe_unused]] const std::vector<std::string>& features) {
+  [[maybe_unused]] const auto all = [&](std::initializer_list<const char*> names) {
     return std::all_of(names.begin(), names.end(), [&](const char* name) {
       return std::find(features.begin(), features.end(), name) != features.end();
     });
@@ -107,6 +148,8 @@ std::vector<std::string> runnable(const std::vector<std::string>& features) {
 #ifdef TWOSTEP_EMULATE_AVX512
   isas.emplace_back("avx512");  // computed in plain C: for tests, never chosen by itself
 #endif
+#elif defined(__aarch64__)
+  if (all({"asimd", "asimddp"})) isas.emplace_back("neon");
 #endif
   isas.emplace_back("scalar");
   return isas;

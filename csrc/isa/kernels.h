@@ -35,7 +35,7 @@ struct CpuInfo {
   std::string reason;                   // why
 };
 
-// Reads cpuid and xgetbv. `forced` (TWOSTEP_CPU_ISA) names a table; empty picks the best.
+// Asks the processor (cpuid, xgetbv) or, on ARM, the system. `forced` (TWOSTEP_CPU_ISA) names a table; empty picks the best.
 // Throws std::invalid_argument if the name is unknown or this machine can't run it.
 CpuInfo detect_cpu(const std::string& forced);
 const KernelTable& kernel_table(const std::string& isa);
