@@ -20,18 +20,27 @@ std::shared_ptr<Device> make_device(const std::string& forced_isa) {
 
 std::vector<int32_t> to_vector(const Int32Array& a) { return {a.data(), a.data() + a.size()}; }
 
-// Copies everything it needs, so that numpy buffers and block tables are free again at once.
-std::shared_ptr<Step> make_step(const Device& device, int num_tokens, Int32Array query_start_loc,
-                                Int32Array seq_lens, Int32Array rows, Int32Array logits_indices,
-                                Int32Array logits_reqs, Int32Matrix block_table, int block_size) {
+// The host's block table [rows, max_blocks], looked up once: asking numpy for it in every step took
+// longer than making the step.
+struct BlockTableView {
+  Int32Matrix table;
+};
+
+using Ids = std::vector<int32_t>;  // any sequence of integers; a list is the fastest
+
+// Copies what it needs of the block table, so that the host may change it at once.
+std::shared_ptr<Step> make_step(const Device& device, int num_tokens, Ids query_start_loc, Ids seq_lens,
+                                Ids rows, Ids logits_indices, Ids logits_reqs,
+                                const BlockTableView& view, int block_size) {
+  const Int32Matrix& block_table = view.table;
   auto step = std::make_shared<Step>();
   step->num_tokens = num_tokens;
   step->num_reqs = static_cast<int>(seq_lens.size());
-  step->query_start_loc = to_vector(query_start_loc);
-  step->seq_lens = to_vector(seq_lens);
-  step->rows = to_vector(rows);
-  step->logits_indices = to_vector(logits_indices);
-  step->logits_reqs = to_vector(logits_reqs);
+  step->query_start_loc = std::move(query_start_loc);
+  step->seq_lens = std::move(seq_lens);
+  step->rows = std::move(rows);
+  step->logits_indices = std::move(logits_indices);
+  step->logits_reqs = std::move(logits_reqs);
   step->block_starts.reserve(step->num_reqs + 1);
   step->block_starts.push_back(0);
   for (int r = 0; r < step->num_reqs; r++) {
@@ -134,6 +143,10 @@ void bind_core(nb::module_& m) {
           std::memcpy(table->row(row) + start, copy.data(), copy.size() * sizeof(int32_t));
         });
       }, nb::arg("table"), nb::arg("row"), nb::arg("start"), nb::arg("ids"));
+  nb::class_<BlockTableView>(m, "BlockTableView",
+                             "A numpy block table, int32 [rows, max_blocks], that the host goes on writing.")
+      .def(nb::init<Int32Matrix>(), nb::arg("table"));
+  nb::implicitly_convertible<Int32Matrix, BlockTableView>();
   m.def("make_step", &make_step, nb::arg("device"), nb::arg("num_tokens"), nb::arg("query_start_loc"),
         nb::arg("seq_lens"), nb::arg("rows"), nb::arg("logits_indices"), nb::arg("logits_reqs"),
         nb::arg("block_table"), nb::arg("block_size"));

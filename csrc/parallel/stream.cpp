@@ -22,6 +22,8 @@ constexpr int64_t kSpinNanoseconds = 300'000;
 constexpr int kPausesBeforeYield = 4000;
 // Spans that nobody took: those of failed steps, say. More than any step has launches.
 constexpr size_t kMaxSpans = 4096;
+// Ops that are fetched from memory before a launch asks how many chunks they have.
+constexpr size_t kOpsAhead = 12;
 
 inline void pause() {
 #if defined(__x86_64__) || defined(__i386__)
@@ -29,6 +31,11 @@ inline void pause() {
 #elif defined(__aarch64__)
   asm volatile("yield");
 #endif
+}
+
+inline void prefetch(const Op* op) {
+  const auto* bytes = reinterpret_cast<const char*>(op);
+  for (int line = 0; line < 4; line++) __builtin_prefetch(bytes + 64 * line);
 }
 
 int64_t now() {
@@ -80,15 +87,18 @@ uint64_t Stream::launch(const Plan& plan, std::shared_ptr<const Step> step) {
   if (!launch) launch = std::make_shared<Launch>();
   launch->ops.clear();
   size_t leader = 0;
-  for (const auto& op : plan.ops()) {
-    const int chunks = op->num_chunks(*step);
+  const auto& ops = plan.ops();
+  for (size_t i = 0; i < ops.size(); i++) {
+    // The weights of the last step have driven the ops out of the caches.
+    if (i + kOpsAhead < ops.size()) prefetch(ops[i + kOpsAhead].get());
+    const int chunks = ops[i]->num_chunks(*step);
     if (chunks == 0) continue;
     if (chunks == 1 && !launch->ops.empty()) {
       launch->ops[leader].riders++;
     } else {
       leader = launch->ops.size();
     }
-    launch->ops.push_back({op.get(), chunks, 0});
+    launch->ops.push_back({ops[i].get(), chunks, 0});
   }
   const size_t need = launch->ops.size() * static_cast<size_t>(num_threads_ + 1);
   if (launch->counters_size < need) {

@@ -40,6 +40,9 @@ class FakeDevice:
         self.stream = self.sample_state = self
         self.steps: list[FakeStep] = []
 
+    def view_block_table(self, block_table: np.ndarray) -> np.ndarray:
+        return block_table
+
     def make_step(self, num_tokens: int, *arrays: Any) -> tuple[FakeStep, None]:
         query_start_loc, seq_lens, rows, block_table, logits, part = arrays
         assert num_tokens == query_start_loc[-1]

@@ -43,6 +43,7 @@ class ModelRunner:
         limits = model.limits
         max_blocks = -(-limits.max_model_len // limits.block_size) + 1
         self.states = RequestStates(limits.max_num_seqs, max_blocks)
+        self._block_table = model.view_block_table(self.states.block_table)
         # A recorded plan is replayed with any number of tokens: nothing to capture or to pad.
         self.graphs = GraphDispatcher(
             GraphMode.FULL,
@@ -246,7 +247,7 @@ class ModelRunner:
                 batch.query_start_loc,
                 batch.seq_lens,
                 batch.rows,
-                self.states.block_table,
+                self._block_table,
                 logits,
                 slice(start, start + height),
             )

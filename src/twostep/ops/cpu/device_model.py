@@ -171,13 +171,17 @@ class CpuModel:
             self._ropes[rope] = native.RopeTable(cos, sin)
         return self._ropes[rope]
 
+    def view_block_table(self, block_table: Int32Array) -> Any:
+        """A block table as ``make_step`` takes it in many steps; the array may change."""
+        return native.BlockTableView(block_table)
+
     def make_step(
         self,
         num_tokens: int,
         query_start_loc: list[int],
         seq_lens: list[int],
         rows: list[int],
-        block_table: Int32Array,
+        block_table: Any,
         logits: LogitsRows,
         part: slice,
     ) -> tuple[Any, Any]:
@@ -188,7 +192,8 @@ class CpuModel:
             query_start_loc: [requests + 1], where each request starts in the flat batch.
             seq_lens: [requests], computed and scheduled tokens together.
             rows: [requests], permanent row of each.
-            block_table: int32 [max_num_seqs, max_blocks], physical block ids.
+            block_table: int32 [max_num_seqs, max_blocks], physical block ids: an array, or what
+                ``view_block_table`` made of it.
             logits: Rows that get logits.
             part: Which of them this step is for (at most ``max_logits_rows``).
 
@@ -199,11 +204,11 @@ class CpuModel:
         step = native.make_step(
             self._device,
             num_tokens,
-            np.array(query_start_loc, dtype=np.int32),
-            np.array(seq_lens, dtype=np.int32),
-            np.array(rows, dtype=np.int32),
-            np.array(logits.indices[part], dtype=np.int32),
-            np.array(logits.requests[part], dtype=np.int32),
+            query_start_loc,
+            seq_lens,
+            rows,
+            logits.indices[part],
+            logits.requests[part],
             block_table,
             self.limits.block_size,
         )
