@@ -284,23 +284,28 @@ class PlanRules(StepObserver):
         kv = scheduler.kv_cache_manager
         is_short = False
         if len(scheduler.running) > len(scheduled):
+            at_turn = self.config.budget
             for request in scheduler.running:
-                if request.request_id in scheduled or self._must_wait(request):
+                if request.request_id in scheduled:
+                    at_turn -= scheduled[request.request_id]
+                    continue
+                if self._must_wait(request):
                     continue
                 computed = request.num_computed_tokens
                 if self.config.num_spec_tokens and computed >= scheduler.max_seq_tokens - 1:
                     continue  # if the drafts in flight are right, it has ended
+                # By the budget at its turn: fewer tokens may fit where those do not.
                 needed = min(
                     request.num_tokens + request.num_output_placeholders - computed,
-                    left,
-                    self.config.long_prefill_threshold or left,
+                    at_turn,
+                    self.config.long_prefill_threshold or at_turn,
                 )
                 held = len(kv._tables[request.request_id].block_ids)
                 missing = -(-(computed + needed) // kv.block_size) - held
                 # Preempting others, or their windows, may have freed blocks after its turn.
                 may_be_late = self.config.window is not None or plan.preempted_req_ids
                 free = 0 if may_be_late else kv.pool.num_free_blocks
-                if needed > 0 and missing <= free:
+                if left > 0 and needed > 0 and missing <= free:
                     raise Violation("I15", f"{request.request_id} could run, and does not")
                 is_short = True
         if is_short or (plan.preempted_req_ids and scheduled) or not len(scheduler.waiting):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from twostep.sim.campaign import Tally
+from twostep.sim.campaign import Tally, mode_name
 from twostep.sim.sometimes import SOMETIMES
 from twostep.sim.violation import CHECKS
 
@@ -46,7 +46,26 @@ def markdown(tally: Tally, *, command: str) -> str:
         ),
         "",
     ]
+    if tally.failures:
+        lines += [
+            "## Failing seeds",
+            "",
+            *_table(("seed", "mode", "step", "what"), _rows(tally)),
+            "",
+        ]
     return "\n".join(lines)
+
+
+def _rows(tally: Tally) -> list[tuple[str, str, str, str]]:
+    return [
+        (
+            str(failure.case.seed),
+            mode_name(failure.case.config.is_async),
+            str(failure.found.step),
+            f"{failure.found.check}: {failure.found.message}",
+        )
+        for failure in tally.failures
+    ]
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
