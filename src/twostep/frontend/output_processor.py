@@ -148,9 +148,7 @@ class OutputProcessor:
 
     def add_request(self, request: ProcessedRequest, sink: OutputSink | None = None) -> None:
         """Expect news of this request; its outputs go to ``sink``, or are returned."""
-        state = _RequestState(
-            request, self._tokenizer, self._clock(), sink, self._stream_interval
-        )
+        state = _RequestState(request, self._tokenizer, self._clock(), sink, self._stream_interval)
         for index, core_request in enumerate(request.core_requests):
             self._states[core_request.request_id] = (state, index)
             self._core_ids.setdefault(request.request_id, []).append(core_request.request_id)

@@ -10,9 +10,9 @@ import pytest
 from helpers.toy_engine import make_request, make_toy, run_load
 
 from twostep.contracts.errors import UsageError
+from twostep.engine.fan_out import FanOut
 from twostep.engine.recording import Recording
 from twostep.engine.replay import Replay, ReplayClock
-from twostep.engine.fan_out import FanOut
 from twostep.entrypoints.tracing.watch import Watch
 
 
