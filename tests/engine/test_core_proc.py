@@ -421,6 +421,7 @@ def test_pause_with_abort_tells_everybody(running: Running) -> None:
     running.send(AddRequest(request("a", [1], 100)))
     assert running.ghost.is_waited_for.wait(PATIENCE)
     running.send(UtilityCall(1, "pause", "abort"))
+    until(lambda: not running.proc._input_queue.empty())
     running.ghost.may_finish.set()
     _, ends = running.collect("a")
     assert ends == {"a": FinishReason.ABORT}

@@ -118,7 +118,7 @@ BAD: list[tuple[str, Any]] = [
     ("stop", [1]),
     ("stop", {"a"}),
     ("stop", "a\ud800"),
-    ("stop", ["a"] * 17),
+    ("stop", ["a"] * 65),
     ("stop", "a" * 257),
     ("stop", "é" * 129),
     ("stop", ["x" * 8] * 500_000),

@@ -144,7 +144,8 @@ def test_figures_agree_with_the_answers(server: LiveServer) -> None:
     ]
     assert sum(by_source) == grown("vllm:prompt_tokens_total")
     assert grown("http_requests_total", handler="/v1/completions", status="2xx", method="POST") == 2
-    assert grown("http_requests_total", handler="/v1/chat/completions", status="4xx") == 1
+    refused = {"handler": "/v1/chat/completions", "status": "4xx", "method": "POST"}
+    assert grown("http_requests_total", **refused) == 1
     for (name, labels), count in after.items():
         if name.endswith(("_total", "_count", "_bucket")) and not name.startswith("python_gc"):
             assert count >= before.get((name, labels), 0.0), f"{name} went down"

@@ -504,8 +504,8 @@ BUGS = (
     PlantedBug(
         "cached tokens are told wrong",
         SCHEDULER,
-        "num_prompt_tokens=request.num_prompt_tokens, num_cached_tokens=num_hit",
-        "num_prompt_tokens=request.num_prompt_tokens, num_cached_tokens=num_hit // 2",
+        "            num_cached_tokens=num_hit,\n            queued_ts",
+        "            num_cached_tokens=num_hit // 2,\n            queued_ts",
     ),
     PlantedBug(
         "a grammar does not learn what was sampled",

@@ -110,7 +110,7 @@ class Kit:
 
 def _closing(allowed: list[int]) -> list[int]:
     """Those of the allowed tokens that lead to an end."""
-    for tier in (b'"}]', b",:", b"0e"):
+    for tier in (b'"}]', b",:", b"10e"):
         found = [i for i in allowed if i - FIRST_BYTE in set(tier)]
         if found:
             return found

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from twostep.entrypoints.text_side import TextSide, load_text_side
 from twostep.models.loader.open import open_checkpoint
 from twostep.structured_output.compiler import LLGuidanceCompiler
 from twostep.structured_output.tokenizer import Vocabulary
+
+if TYPE_CHECKING:
+    from twostep.entrypoints.text_side import TextSide
 
 
 def compiler_for_path(path: Path, vocab_size: int) -> LLGuidanceCompiler:
     """For who has no tokenizer: it is read from the model's files at the first constraint."""
 
     def load() -> Vocabulary:
+        from twostep.entrypoints.text_side import load_text_side
+
         with contextlib.closing(open_checkpoint(path)) as checkpoint:
             return vocabulary_of(load_text_side(checkpoint), vocab_size)
 
