@@ -239,6 +239,7 @@ def test_tokens_show_their_chances(visit: Visit) -> None:
     assert "%" in tokens.nth(0).locator(".top").inner_text()
     assert len(tokens.nth(0).locator(".top").inner_text().splitlines()) >= 4
     visit.shoot("tokens")
+    page.mouse.move(0, 0)
     page.click(".message.assistant button:text-is('Tokens')")
     assert visit.answer().inner_text() == "Hello there."
 
