@@ -186,6 +186,7 @@ def test_letters_that_come_in_pieces(visit: Visit) -> None:
 
 def test_controls_say_exactly_what_is_sent(visit: Visit) -> None:
     page = visit.page
+    page.wait_for_selector("#field-temperature[placeholder='1']")
     page.fill("#field-temperature", "0.5")
     page.fill("#field-top_k", "7")
     page.fill("#field-stop", "END")
@@ -311,7 +312,10 @@ def test_errors_are_told(visit: Visit) -> None:
     visit.page.fill("#field-max_tokens", "9999999")
     visit.say("Hi " * 400)
     visit.page.wait_for_selector(".message .error:visible >> nth=1")
-    assert "maximum context length" in visit.page.locator(".message .error:visible").nth(1).inner_text()
+    assert (
+        "maximum context length"
+        in visit.page.locator(".message .error:visible").nth(1).inner_text()
+    )
 
 
 def test_loading_is_shown_until_it_is_done(browser: Any) -> None:

@@ -249,11 +249,11 @@ class AsyncMPClient:
 
     def _note_death(self, polls_left: int) -> None:
         """Descriptors close a moment before the exit code can be had."""
-        if not self._process.has_ended() and polls_left:
+        if not self._process.has_ended():
+            if polls_left == 0:
+                self._process.kill()  # it has closed its end, whatever it does now
             self._loop.call_later(DEATH_POLL_SECONDS, self._note_death, polls_left - 1)
             return
-        if not self._process.has_ended():
-            self._process.kill()  # it has closed its end, whatever it does now
         if not self._input.closed:
             self._read_input()
         self._die(self._why())

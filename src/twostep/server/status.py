@@ -111,6 +111,14 @@ def _card(state: ServerState, name: str) -> ModelCard:
     )
 
 
+def _told_defaults(state: ServerState) -> dict[str, Any]:
+    """What a request without parameters gets, under the names of the API."""
+    params = state.default_params()
+    names: tuple[str, ...] = ("temperature", "top_p", "top_k", "min_p")
+    names += ("presence_penalty", "frequency_penalty", "repetition_penalty")
+    return {name: getattr(params, name) for name in names}
+
+
 async def server_info(state: ServerState, call: HttpCall) -> None:
     """What runs here, with which settings. Keys and paths are not told."""
     info = msgspec.structs.asdict(state.engine.info)
@@ -123,6 +131,7 @@ async def server_info(state: ServerState, call: HttpCall) -> None:
             "status": state.status,
             "engine": info,
             "server": settings,
+            "default_sampling_params": _told_defaults(state),
             "output_formats": state.formats,
             "system_fingerprint": state.system_fingerprint,
         }
