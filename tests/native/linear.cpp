@@ -1,6 +1,7 @@
 // Matrix products: every format and precision, 1 to 17 rows, odd shapes.
 #include "check.h"
 #include "ops/linear_decode.h"
+#include "ops/linear_grid.h"
 #include "ops/linear_weight.h"
 
 namespace twostep::test {
@@ -77,13 +78,11 @@ Product multiply(const KernelTable& table, const PackedWeight& weight, const flo
   put_rows(table, x, rows, act);
   std::vector<float> y(static_cast<size_t>(rows) * stride, kCanary);
   for (int m = 0; before && m < rows; m++) std::memcpy(&y[m * stride], before + m * n, n * sizeof(float));
+  const LinearGrid grid(weight);
   const auto tiles = tiles_of(rows, table.linear->max_tile_rows[static_cast<int>(form)]);
   for (const Tile& t : tiles) {
-    for (const Segment& s : weight.segments()) {
-      table.linear->panels[static_cast<int>(form)][static_cast<int>(s.kind)](
-          {s.data, s.stride, s.n, act.from_row(t.r0), t.rows, &y[t.r0 * stride + s.first],
-           static_cast<size_t>(stride), bias ? bias + s.first : nullptr, before != nullptr});
-    }
+    grid.run(*table.linear, act.from_row(t.r0), t.rows, 0, grid.num_units(), &y[t.r0 * stride],
+             static_cast<size_t>(stride), bias, before != nullptr);
   }
   Product product{rows, n, {}, {}, {}};
   for (int m = 0; m < rows; m++) {
