@@ -22,7 +22,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.process import Program, ProgramError
+from benchmarks.process import Program, ProgramError, memory_mb
 from twostep.entrypoints.load.client import Outcome, Target, send
 from twostep.entrypoints.load.datasets import Prompt
 from twostep.entrypoints.load.http_stream import ConnectionLostError, HttpPool
@@ -87,12 +87,8 @@ class Server:
 
     def rss_mb(self) -> float:
         """Memory of both processes now."""
-        total = 0
         pids = [self.program.popen.pid, *_children(self.program.popen.pid)]
-        for pid in pids:
-            status = Path(f"/proc/{pid}/status").read_text()
-            total += int(re.search(r"VmRSS:\s+(\d+)", status)[1])  # type: ignore[index]
-        return total / 1024
+        return sum(memory_mb(pid, "VmRSS") or 0.0 for pid in pids)
 
 
 @contextlib.asynccontextmanager

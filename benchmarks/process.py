@@ -14,6 +14,14 @@ from typing import IO, Any
 ROOT = Path(__file__).resolve().parents[1]
 
 
+def memory_mb(pid: int, field: str) -> float | None:
+    """A field of a process's status, as VmRSS or VmHWM, in MB; None if it has none any more."""
+    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+        if line.startswith(f"{field}:"):
+            return int(line.split()[1]) * 1024 / 1e6
+    return None
+
+
 class ProgramError(Exception):
     """A program failed; one line."""
 
@@ -52,10 +60,10 @@ class Program:
 
     def peak_rss_mb(self) -> float:
         """Most memory that the program itself has held, file pages included, in MB."""
-        for line in Path(f"/proc/{self.popen.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024 / 1e6
-        raise ProgramError(f"{self.command[0]} has ended: {self.last_words()}")
+        peak = memory_mb(self.popen.pid, "VmHWM")
+        if peak is None:
+            raise ProgramError(f"{self.command[0]} has ended: {self.last_words()}")
+        return peak
 
     def check_alive(self) -> None:
         """Raise ProgramError if it has ended."""

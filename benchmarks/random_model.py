@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from benchmarks import hf_folder
 from benchmarks.models import Shape
+from twostep.models.loader.names import hf_name
 
 MATRIX_TYPES = {"Q4_0": "Q6_K", "Q4_K": "Q6_K", "Q8_0": "Q8_0", "BF16": "BF16"}
 """Type of the layers' matrices → type of the output layer (and of the table it may be), as
@@ -195,38 +196,12 @@ def random_blocks(
     return blocks
 
 
-HF_PARTS = {
-    "attn_norm": "input_layernorm",
-    "attn_q": "self_attn.q_proj",
-    "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj",
-    "attn_output": "self_attn.o_proj",
-    "attn_q_norm": "self_attn.q_norm",
-    "attn_k_norm": "self_attn.k_norm",
-    "ffn_norm": "post_attention_layernorm",
-    "ffn_gate": "mlp.gate_proj",
-    "ffn_up": "mlp.up_proj",
-    "ffn_down": "mlp.down_proj",
-}
-HF_TOP = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output.weight": "lm_head.weight",
-    "output_norm.weight": "model.norm.weight",
-}
-
-
-def hf_name(name: str) -> str:
-    """Hugging Face's name of a GGUF tensor."""
-    if name in HF_TOP:
-        return HF_TOP[name]
-    _, layer, part, suffix = name.split(".")
-    return f"model.layers.{layer}.{HF_PARTS[part]}.{suffix}"
-
-
 def write_hf(folder: Path, shape: Shape) -> None:
     """A Hugging Face folder with the very weights of the BF16 file of ``write_gguf``."""
     folder.mkdir(parents=True)
-    shapes = {hf_name(name): size for name, size in tensor_shapes(shape).items()}
+    shapes = {
+        hf_name(name, shape.architecture): size for name, size in tensor_shapes(shape).items()
+    }
     generator = np.random.default_rng(0)
 
     def tensors() -> Iterator[hf_folder.Tensor]:

@@ -1,6 +1,6 @@
 """What structured output costs: compiling a schema, and one mask.
 
-    python benchmarks/structured_output.py smollm2-135m
+    python -m benchmarks.structured_output smollm2-135m
 
 Schemas are those of tests/structured_output/schemas.py, texts are random walks. Times are CPU time
 of the measuring thread, so a busy machine matters little.
@@ -13,22 +13,19 @@ import random
 import sys
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests/structured_output"))
+from tests.structured_output.schemas import SCHEMAS
 
-from schemas import SCHEMAS  # noqa: E402
-
-from twostep.config.limits import Limits  # noqa: E402
-from twostep.contracts.sampling import StructuredOutputsParams  # noqa: E402
-from twostep.entrypoints.grammars import vocabulary_of  # noqa: E402
-from twostep.entrypoints.progress import reporter_for  # noqa: E402
-from twostep.entrypoints.resolve import resolve  # noqa: E402
-from twostep.entrypoints.text_side import load_text_side  # noqa: E402
-from twostep.models.loader.open import open_checkpoint  # noqa: E402
-from twostep.structured_output.compiler import LLGuidanceCompiler  # noqa: E402
-from twostep.structured_output.grammar import LLGuidanceGrammar  # noqa: E402
-from twostep.structured_output.source import grammar_source  # noqa: E402
+from twostep.config.limits import Limits
+from twostep.contracts.sampling import StructuredOutputsParams
+from twostep.entrypoints.grammars import vocabulary_of
+from twostep.entrypoints.progress import reporter_for
+from twostep.entrypoints.resolve import resolve
+from twostep.entrypoints.text_side import load_text_side
+from twostep.models.loader.open import open_checkpoint
+from twostep.structured_output.compiler import LLGuidanceCompiler
+from twostep.structured_output.grammar import LLGuidanceGrammar
+from twostep.structured_output.source import grammar_source
 
 STEPS_PER_SCHEMA = 40
 

@@ -122,7 +122,7 @@ class Session:
     def _alone(self, request: Request, *, greedy: bool) -> dict[str, Any]:
         genai, times = self.genai, []
 
-        class Streamer(genai.StreamerBase):  # type: ignore[misc, name-defined]
+        class Streamer(genai.StreamerBase):  # type: ignore[misc, name-defined]  # its module has no types
             def write(self, token: Any) -> Any:
                 count = len(token) if isinstance(token, list) else 1
                 times.extend([time.perf_counter() - started] * count)

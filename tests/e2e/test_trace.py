@@ -58,4 +58,4 @@ def test_a_model_that_does_not_load_leaves_no_open_file(tmp_path: Path) -> None:
     (tmp_path / "x.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelFileError):
         LLM(tmp_path / "x.gguf", trace=tmp_path / "t", record=tmp_path / "r")
-    assert not (tmp_path / "t").exists() or (tmp_path / "t").read_bytes() == b""
+    assert not (tmp_path / "t").exists()  # nothing was started that it could be of

@@ -27,11 +27,13 @@ from twostep.engine.wire import (
     ClientMessage,
     Codec,
     CoreMessage,
+    Live,
     Outputs,
     Refused,
     Shutdown,
     UtilityCall,
     UtilityResult,
+    Watch,
 )
 from twostep.sim.ghost import GhostExecutor, GhostFuture
 from twostep.sim.ghost_model import VOCAB, oracle
@@ -489,3 +491,17 @@ def test_a_core_that_fails_frees_everything_and_raises(
     assert "no device" in str(running.error)
     assert running.channel.is_closed
     running.heartbeat.close()
+
+
+def test_watching_leaves_nothing_behind(running: Running) -> None:
+    """Who has gone costs nothing: no observer, and no clock on the device."""
+    wanted: list[bool] = []
+    running.ghost.time_device = wanted.append  # type: ignore[method-assign, assignment]
+    running.send(Watch(True))
+    while not isinstance(running.get(), Live):
+        pass
+    assert running.core.observer is not None
+    running.send(Watch(False), UtilityCall(1, "resume"))
+    assert running.answer() == UtilityResult(1, None)
+    assert running.core.observer is None
+    assert wanted == [True, False]

@@ -163,7 +163,7 @@ class ScriptedCore:
         params, prompt = request.sampling_params, request.prompt_token_ids
         stop_reason: int | str | None = None
         if reason == FinishReason.ERROR:
-            stop_reason = "NaN in /root/model at 0x7f0012345678"
+            stop_reason = "NaN in /srv/model at 0x7f0012345678"
         elif reason == FinishReason.STOP and piece[-1] != request.eos_token_id:
             stop_reason = piece[-1]
         prefill = None

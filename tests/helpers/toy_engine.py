@@ -114,8 +114,8 @@ class ToyExecutor:
             ]
         return ToyFuture(self._clock, output, self.fail_result(plan), self._device_end)
 
-    def time_device(self) -> None:
-        self.times_device = True
+    def time_device(self, wanted: bool = True) -> None:
+        self.times_device = wanted
 
     def reset_after_failure(self) -> None:
         self._plan = None

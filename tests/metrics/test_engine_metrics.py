@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+from helpers.finished_stats import finished
 from helpers.toy_engine import make_toy
 
 from twostep.contracts.engine_info import EngineInfo
@@ -12,7 +13,7 @@ from twostep.contracts.outputs import SchedulerStats, SpecDecodeStats
 from twostep.contracts.plan import SchedulerOutput
 from twostep.contracts.request import EngineCoreRequest, FinishReason
 from twostep.contracts.sampling import RequestOutputKind, SamplingParams
-from twostep.contracts.stats import FinishedRequestStats, IterationStats
+from twostep.contracts.stats import IterationStats
 from twostep.frontend.input_processor import ProcessedRequest
 from twostep.frontend.output_processor import OutputProcessor
 from twostep.metrics.engine_metrics import EngineMetrics
@@ -150,27 +151,6 @@ def test_invariants_under_a_random_load() -> None:
     assert 0 < parts <= metrics.e2e_latency.sum
     assert metrics.inference_time.sum > metrics.decode_time.sum > 0
     core.shutdown()
-
-
-def finished(**fields: object) -> FinishedRequestStats:
-    defaults: dict[str, object] = {
-        "request_id": "r",
-        "index": 0,
-        "finish_reason": FinishReason.STOP,
-        "num_prompt_tokens": 10,
-        "num_cached_tokens": 4,
-        "num_generation_tokens": 5,
-        "max_tokens": 16,
-        "n": 1,
-        "num_preemptions": 0,
-        "e2e_latency": 3.0,
-        "queued_time": 0.5,
-        "prefill_time": 0.25,
-        "decode_time": 2.0,
-        "time_to_first_token": 0.75,
-        "is_last": True,
-    }
-    return FinishedRequestStats(**{**defaults, **fields})  # type: ignore[arg-type]
 
 
 def test_a_request_of_several_sequences_counts_once_where_it_is_one() -> None:

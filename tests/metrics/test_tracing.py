@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
+from helpers.finished_stats import finished
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import StatusCode
@@ -14,7 +15,6 @@ from opentelemetry.trace import StatusCode
 from twostep.contracts.errors import UsageError
 from twostep.contracts.request import FinishReason
 from twostep.contracts.sampling import SamplingParams
-from twostep.contracts.stats import FinishedRequestStats
 from twostep.metrics.tracing import RequestTracer, make_exporter
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -39,27 +39,6 @@ def traced() -> Iterator[Traced]:
     made = Traced()
     yield made
     made.tracer.shutdown()
-
-
-def finished(**fields: object) -> FinishedRequestStats:
-    defaults: dict[str, object] = {
-        "request_id": "r",
-        "index": 0,
-        "finish_reason": FinishReason.STOP,
-        "num_prompt_tokens": 10,
-        "num_cached_tokens": 4,
-        "num_generation_tokens": 5,
-        "max_tokens": 16,
-        "n": 1,
-        "num_preemptions": 0,
-        "e2e_latency": 3.0,
-        "queued_time": 0.5,
-        "prefill_time": 0.25,
-        "decode_time": 2.0,
-        "time_to_first_token": 0.75,
-        "is_last": True,
-    }
-    return FinishedRequestStats(**{**defaults, **fields})  # type: ignore[arg-type]
 
 
 def test_a_span_under_the_callers_with_vllms_attributes(traced: Traced) -> None:

@@ -397,7 +397,7 @@ def test_405(server: LiveServer) -> None:
 def test_500_of_one_request_tells_nothing_of_the_machine(server: LiveServer) -> None:
     server.core.fail_after = 3
     error = check(server.chat(), 500, "internal_error", None, "server_error")
-    assert "/root" not in error["message"]
+    assert "/srv" not in error["message"]
     assert "0x7f" not in error["message"]
     server.core.fail_after = None
     assert server.chat().status == 200

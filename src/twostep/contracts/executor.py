@@ -39,8 +39,11 @@ class Executor(Protocol):
         """Queue sampling for the forward pass just queued; the future gives the step's result."""
         ...
 
-    def time_device(self) -> None:
-        """From now on results carry ``device_spans``. An executor that cannot tell leaves them."""
+    def time_device(self, wanted: bool = True) -> None:
+        """From now on results carry ``device_spans``, or (not ``wanted``) no longer do.
+
+        An executor that cannot tell leaves them.
+        """
         ...
 
     def reset_after_failure(self) -> None:

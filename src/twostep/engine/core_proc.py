@@ -201,9 +201,10 @@ class EngineCoreProc:
         core = self._core
         if not wanted:
             core.observer, self._live = self._others, None
+            core.executor.time_device(self._others is not None)
             return
         if self._live is None:
-            core.executor.time_device()
+            core.executor.time_device(True)
             self._live = LiveView(core.scheduler, self._clock, self._send_live)
             core.observer = together(self._others, self._live)
         self._live.show_all()

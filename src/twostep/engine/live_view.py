@@ -7,7 +7,7 @@ last one goes. It collects what happens and hands it over some ten times a secon
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, islice
 from typing import Literal
 
 from twostep.contracts.clock import Clock
@@ -148,7 +148,7 @@ class LiveView:
         if now >= self._next_map or not scheduler.running:
             self._next_map = now + MAP_SECONDS
             blocks = block_map(scheduler)
-        waiting = [request.request_id for request in scheduler.waiting]
+        first_waiting = islice(scheduler.waiting, MAX_WAITING)
         sent = self._send(
             LiveUpdate(
                 time=now,
@@ -158,8 +158,8 @@ class LiveView:
                 spans=self._spans,
                 events=self._events,
                 running=[request.request_id for request in scheduler.running],
-                waiting=waiting[:MAX_WAITING],
-                num_waiting=len(waiting),
+                waiting=[request.request_id for request in first_waiting],
+                num_waiting=len(scheduler.waiting),
                 kv_cache_usage=scheduler.kv_cache_manager.pool.usage,
                 prefix_cache_queries=self._queries,
                 prefix_cache_hits=self._hits,

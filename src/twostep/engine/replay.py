@@ -232,7 +232,7 @@ class Replay:
             raise RecordedFailure(event.reason)
         raise AssertionError(f"no result of step {step_id} is recorded here")
 
-    def time_device(self) -> None:
+    def time_device(self, wanted: bool = True) -> None:
         """The recorded results have their times."""
 
     def reset_after_failure(self) -> None:

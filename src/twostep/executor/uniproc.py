@@ -22,9 +22,9 @@ class UniprocExecutor:
         """See ``Executor.sample_tokens``."""
         return self.runner.sample_tokens(grammar_output)
 
-    def time_device(self) -> None:
+    def time_device(self, wanted: bool = True) -> None:
         """See ``Executor.time_device``."""
-        self.runner.time_device()
+        self.runner.time_device(wanted)
 
     def reset_after_failure(self) -> None:
         """See ``Executor.reset_after_failure``."""

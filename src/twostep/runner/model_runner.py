@@ -61,10 +61,10 @@ class ModelRunner:
         self._execute_model_state: ExecuteModelState | None = None
         self._times_device = False
 
-    def time_device(self) -> None:
-        """From now on results say when their launches ran."""
-        self._model.stream.set_timing(True)
-        self._times_device = True
+    def time_device(self, wanted: bool = True) -> None:
+        """From now on results say when their launches ran, or no longer do."""
+        self._model.stream.set_timing(wanted)
+        self._times_device = wanted
 
     def execute_model(self, plan: SchedulerOutput) -> CompletedOutput | None:
         """Apply the plan to the rows and launch the forward pass.

@@ -209,9 +209,9 @@ class SimExecutor:
             output.graph_mode = launched.graph.mode.value
         return SimFuture(output, self.busy_until, self.clock)
 
-    def time_device(self) -> None:
+    def time_device(self, wanted: bool = True) -> None:
         """See ``Executor.time_device``; seconds of the virtual clock."""
-        self._times_device = True
+        self._times_device = wanted
 
     def reset_after_failure(self) -> None:
         """See ``Executor.reset_after_failure``."""

@@ -137,7 +137,7 @@ class GhostExecutor(GhostMemory):
         self._output = None
         return future
 
-    def time_device(self) -> None:
+    def time_device(self, wanted: bool = True) -> None:
         """Nothing to time."""
 
     def reset_after_failure(self) -> None:

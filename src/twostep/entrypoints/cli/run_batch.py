@@ -49,10 +49,11 @@ def run(argv: list[str]) -> int:
     serve.check_parsers(args)
     lines = read_batch(args.input_file)
     try:
-        with args.output_file.open("wb") as output:
-            num_failed = asyncio.run(answer(args, name, lines, output))
+        output = args.output_file.open("wb")
     except OSError as error:
         raise UsageError(f"cannot write {args.output_file}: {error.strerror}") from error
+    with output:
+        num_failed = asyncio.run(answer(args, name, lines, output))
     told = f"{len(lines) - num_failed} answered, {num_failed} failed: {args.output_file}"
     print(told, file=sys.stderr)
     return 1 if num_failed else 0
