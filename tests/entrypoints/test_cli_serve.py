@@ -13,6 +13,9 @@ from twostep.entrypoints.catalogue import DefaultSampling
 from twostep.entrypoints.cli import help_pages, serve
 from twostep.server.settings import ServerSettings
 
+MAX_HELP_MODULES = 150
+"""Some 120 of Python, msgspec and ourselves; every heavy library brings hundreds more."""
+
 
 def settings(*argv: str) -> ServerSettings:
     args = serve.make_parser().parse(list(argv))
@@ -106,7 +109,7 @@ def test_help_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert serve.run(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) <= 40
-    assert max(map(len, lines)) <= 110
+    assert max(map(len, lines)) <= 100
 
 
 def test_help_on_parts(capsys: pytest.CaptureFixture[str]) -> None:
@@ -114,6 +117,8 @@ def test_help_on_parts(capsys: pytest.CaptureFixture[str]) -> None:
     for topic in ("all", "env", "limits", "engine", "port", "--max_model_len"):
         assert serve.run([f"--help={topic}"]) == 0
         shown[topic] = capsys.readouterr().out
+    assert serve.run(["--help-all"]) == 0
+    assert capsys.readouterr().out == shown["all"]
     assert "--port" in shown["port"]
     assert len(shown["port"].splitlines()) == 1
     assert "--max-model-len" in shown["--max_model_len"]
@@ -128,10 +133,14 @@ def test_help_on_parts(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_help_loads_nothing_heavy() -> None:
+    """Counted, not timed: a machine may be busy."""
     code = (
-        "import sys; from twostep.entrypoints.cli.main import main; main(['serve', '--help']);"
-        "heavy = {'starlette', 'uvicorn', 'numpy', 'tokenizers', 'jinja2', 'zmq', 'asyncio'};"
-        "sys.exit(str(heavy & set(sys.modules)) if heavy & set(sys.modules) else 0)"
+        "import sys; before = set(sys.modules);"
+        "from twostep.entrypoints.cli.main import main; main(['serve', '--help']);"
+        "print(*sorted(set(sys.modules) - before), file=sys.stderr)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = done.stderr.split()
+    heavy = {"starlette", "uvicorn", "numpy", "tokenizers", "jinja2", "zmq", "asyncio", "ssl"}
+    assert not heavy & set(loaded)
+    assert len(loaded) <= MAX_HELP_MODULES, loaded

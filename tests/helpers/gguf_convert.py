@@ -58,7 +58,8 @@ def gguf_metadata(config: dict[str, Any]) -> dict[str, Any]:
         values["expert_feed_forward_length"] = config["moe_intermediate_size"]
     values |= _rope_metadata(config["rope"])
     top = {"general.architecture": arch, "general.name": "tiny", "general.file_type": 0}
-    return top | {f"{arch}.{key}": value for key, value in values.items()} | gguf_tokenizer()
+    keys = {f"{arch}.{key}": value for key, value in values.items()}
+    return top | keys | gguf_tokenizer(config["vocab_size"])
 
 
 def gguf_tensors(config: dict[str, Any], weights: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

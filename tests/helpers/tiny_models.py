@@ -136,9 +136,12 @@ def prompt(case: str) -> list[int]:
     return [first + int(value % np.uint64(VOCAB_SIZE - first)) for value in draws]
 
 
-def tiny_config(case: str, *, wide: bool = False) -> dict[str, Any]:
-    """The numbers of a case, rotary settings still under ``rope`` and ``rope_local``."""
-    config = {**_BASE, **CASES[case]}
+def tiny_config(case: str, *, wide: bool = False, **numbers: int) -> dict[str, Any]:
+    """The numbers of a case, rotary settings still under ``rope`` and ``rope_local``.
+
+    ``numbers`` replace those of the case.
+    """
+    config = {**_BASE, **CASES[case], **numbers}
     if wide:
         config |= _WIDE
         config |= {"moe_intermediate_size": 256} if "num_experts" in config else {}
@@ -162,9 +165,9 @@ def config_json(case: str, *, wide: bool = False, spelling: str = "v4") -> dict[
     return config
 
 
-def tiny_weights(case: str, *, wide: bool = False) -> dict[str, np.ndarray]:
+def tiny_weights(case: str, *, wide: bool = False, **numbers: int) -> dict[str, np.ndarray]:
     """All tensors by Hugging Face name: float32 arrays whose values bf16 can hold."""
-    shapes = _shapes(tiny_config(case, wide=wide))
+    shapes = _shapes(tiny_config(case, wide=wide, **numbers))
     return {name: _values(name, shape, case) for name, shape in shapes.items()}
 
 
@@ -212,7 +215,13 @@ def tiny_hf_dir(
 
 
 def tiny_gguf(
-    tmp_path: Path, case: str, fmt: str = "Q8_0", *, wide: bool | None = None, parts: int = 1
+    tmp_path: Path,
+    case: str,
+    fmt: str = "Q8_0",
+    *,
+    wide: bool | None = None,
+    parts: int = 1,
+    **numbers: int,
 ) -> Path:
     """Write a case as a GGUF file and return its path (of the first part, if split).
 
@@ -226,14 +235,16 @@ def tiny_gguf(
         fmt: A key of ``FORMATS``.
         wide: Sizes that are multiples of 256; None: only if ``fmt`` needs them.
         parts: Above 1: split into so many files.
+        numbers: Of the configuration, in place of the case's; a larger ``vocab_size`` is filled
+            up with tokens that no text has.
     """
     if wide is None:
         wide = FORMATS[fmt].block_length > 32
-    config = tiny_config(case, wide=wide)
+    config = tiny_config(case, wide=wide, **numbers)
     metadata = gguf_metadata(config)
     tensors = [
         _packed(name, values, fmt)
-        for name, values in gguf_tensors(config, tiny_weights(case, wide=wide)).items()
+        for name, values in gguf_tensors(config, tiny_weights(case, wide=wide, **numbers)).items()
     ]
     if parts == 1:
         return write_gguf(tmp_path / f"{case}-{fmt}.gguf", metadata, tensors)

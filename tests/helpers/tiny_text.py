@@ -102,9 +102,9 @@ def tokenizer_config() -> dict[str, Any]:
     }
 
 
-def gguf_tokenizer() -> dict[str, Any]:
-    """The same tokenizer as GGUF metadata."""
-    tokens = vocabulary()
+def gguf_tokenizer(vocab_size: int = VOCAB_SIZE) -> dict[str, Any]:
+    """The same tokenizer as GGUF metadata, with further tokens that no text has."""
+    tokens = [*vocabulary(), *(f"filler{i}" for i in range(VOCAB_SIZE, vocab_size))]
     return {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "smollm",

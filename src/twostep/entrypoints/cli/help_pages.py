@@ -1,4 +1,7 @@
-"""Help that fits a screen: the flags that matter; ``--help=all|GROUP|FLAG|env`` is the rest."""
+"""Help that fits a screen: the flags that matter; ``--help=all|GROUP|FLAG|env`` is the rest.
+
+``--help-all`` is another way to write ``--help=all``.
+"""
 
 from __future__ import annotations
 
@@ -40,6 +43,9 @@ def show_help(parser: argparse.ArgumentParser, argv: Sequence[str]) -> bool:
         if word in ("-h", "--help"):
             print(short_page(parser))
             return True
+        if word.replace("_", "-") == "--help-all":
+            print(page(parser, "all"))
+            return True
         if word.startswith("--help="):
             print(page(parser, word.removeprefix("--help=")))
             return True
@@ -53,8 +59,8 @@ def short_page(parser: argparse.ArgumentParser) -> str:
     for title, names in SHORT:
         lines += ["", f"{title}:"]
         lines += _rows([actions[f"--{name}"] for name in names])
-    groups = ", ".join(group_name(group) for group in _groups(parser))
-    lines += ["", f"more: --help=all, --help=env, --help=FLAG, --help=GROUP ({groups})"]
+    groups = "|".join(group_name(group) for group in _groups(parser))
+    lines += ["", f"more: --help-all, --help=env, --help=FLAG, --help={groups}"]
     return "\n".join(lines)
 
 

@@ -130,7 +130,7 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         "--max-num-queued-reqs",
         type=positive_size,
         metavar="N",
-        help="requests that may wait for their first token, else 503 (default: no bound)",
+        help="requests that may wait to start, others get 503 (default: no bound)",
     )
     add(
         "--max-num-queued-tokens",
