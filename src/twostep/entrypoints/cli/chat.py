@@ -16,6 +16,11 @@ from twostep.entrypoints.catalogue import DEFAULT_MODEL
 from twostep.entrypoints.cli import args as cli_args
 from twostep.entrypoints.cli import console
 from twostep.entrypoints.cli.engine import Answer, Engine, MakeEngine, Message, load, make_llm
+from twostep.entrypoints.cli.structured import (
+    add_structured_flags,
+    say_if_cut,
+    structured_outputs,
+)
 from twostep.entrypoints.progress import reporter_for
 from twostep.entrypoints.resolve import default_sampling, looks_like_model, resolve, unknown
 
@@ -51,6 +56,7 @@ def run(
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the boot table")
     cli_args.add_sampling_flags(parser, max_tokens="the rest of the context")
+    add_structured_flags(parser)
     cli_args.add_engine_flags(parser)
     args = parser.parse(argv)
 
@@ -62,8 +68,10 @@ def run(
         prompt = console.read_piped_prompt()
 
     cli_args.check_watch_flags(args)
+    form = structured_outputs(args)
     model = resolve(name, reporter_for())
     params = cli_args.sampling_params(args, default_sampling(model), max_tokens=None)
+    params.structured_outputs = form
     options = cli_args.engine_options(args, model)
     options["max_num_seqs"] = options["max_num_seqs"] or 1  # one conversation: room for no more
     with load(make, model, options, verbose=args.verbose or is_interactive) as engine:
@@ -103,7 +111,7 @@ class Conversation:
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._engine = engine
-        self._params = params
+        self.params = params
         self._clock = clock
         self.system = system
         self.messages: list[Message] = []
@@ -121,7 +129,7 @@ class Conversation:
         system = [] if self.system is None else [{"role": "system", "content": self.system}]
         question = {"role": "user", "content": prompt}
         answer = Answer(started=self._clock())
-        stream = self._engine.stream_chat([*system, *self.messages, question], self._params.clone())
+        stream = self._engine.stream_chat([*system, *self.messages, question], self.params.clone())
         with console.interruptible() as interrupted, closing(stream):
             for output in stream:
                 on_text(answer.add(output, self._clock()))
@@ -159,6 +167,7 @@ def answer_once(conversation: Conversation, name: str, prompt: str, *, as_json: 
         )
     else:
         end_answer(answer)
+    say_if_cut(conversation.params, answer.finish_reason)
     return 130 if answer.finish_reason == "abort" else 0
 
 
@@ -219,6 +228,7 @@ def ask_and_show(conversation: Conversation, prompt: str) -> None:
         answer = conversation.ask(prompt, show)
         raise_failure(answer)
         end_answer(answer)
+        say_if_cut(conversation.params, answer.finish_reason)
     except (TwostepError, argparse.ArgumentTypeError) as error:
         print(f"twostep: error: {error}", file=sys.stderr)
 

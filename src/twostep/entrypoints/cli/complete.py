@@ -14,6 +14,11 @@ from twostep.entrypoints.cli import args as cli_args
 from twostep.entrypoints.cli import console
 from twostep.entrypoints.cli.chat import closing, end_answer, raise_failure, show
 from twostep.entrypoints.cli.engine import Answer, Engine, MakeEngine, load, make_llm
+from twostep.entrypoints.cli.structured import (
+    add_structured_flags,
+    say_if_cut,
+    structured_outputs,
+)
 from twostep.entrypoints.progress import reporter_for
 from twostep.entrypoints.resolve import default_sampling, resolve
 
@@ -26,6 +31,7 @@ Continue PROMPT as plain text, without a chat template. Without PROMPT, standard
 
   twostep complete smollm2-135m "Once upon a" --max-tokens 32
   twostep complete model.gguf "2 + 2 =" --temperature 0 --logprobs 3 --json
+  twostep complete model.gguf "A person as JSON: " --json-schema person.json
 """
 
 
@@ -45,6 +51,7 @@ def run(
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")
     parser.add_argument("-v", "--verbose", action="store_true", help="show the boot table")
     cli_args.add_sampling_flags(parser, max_tokens=str(DEFAULT_MAX_TOKENS))
+    add_structured_flags(parser)
     cli_args.add_engine_flags(parser)
     args = parser.parse(argv)
 
@@ -54,10 +61,12 @@ def run(
             raise UsageError("no PROMPT: give it as an argument or on standard input")
         prompt = console.read_piped_prompt()
     cli_args.check_watch_flags(args)
+    form = structured_outputs(args)
     model = resolve(args.model, reporter_for())
     params = cli_args.sampling_params(args, default_sampling(model), DEFAULT_MAX_TOKENS)
     params.n = args.n
     params.logprobs = args.logprobs
+    params.structured_outputs = form
     with load(make, model, cli_args.engine_options(args, model), verbose=args.verbose) as engine:
         if args.json or args.n > 1 or args.logprobs is not None:
             return complete_at_once(engine, args.model, prompt, params, as_json=args.json)
@@ -78,6 +87,7 @@ def complete_streaming(
                 break
     raise_failure(answer)
     end_answer(answer)
+    say_if_cut(params, answer.finish_reason)
     return 130 if answer.finish_reason == "abort" else 0
 
 
@@ -89,6 +99,7 @@ def complete_at_once(
     for completion in output.outputs:
         if completion.finish_reason == "error":
             raise TwostepError(f"the model failed on this prompt: {completion.stop_reason}")
+        say_if_cut(params, completion.finish_reason)
     if as_json:
         console.print_json(document(name, output))
         return 0
