@@ -148,23 +148,37 @@ def test_a_token_that_the_grammar_does_not_allow_ends_the_request() -> None:
     assert outputs["b"].finish_reason is None
 
 
-def test_structured_requests_take_turns_with_their_tokens() -> None:
-    """Asynchronous: every other step, and the mask always knows all tokens."""
+def test_structured_requests_run_in_every_step() -> None:
+    """Asynchronous: the mask of a step is filled when the one before was processed."""
     scheduler = make_scheduler(is_async=True, num_spec_tokens=2)
     grammar = FakeGrammar()
-    add(scheduler, "S", 10, 3, grammar=FakeGrammarFuture(grammar, is_done=True))
+    add(scheduler, "S", 10, 4, grammar=FakeGrammarFuture(grammar, is_done=True))
     in_flight = [scheduler.schedule()]
     seen = []
     while scheduler.has_unfinished_requests():
         in_flight.append(plan := scheduler.schedule())
+        oldest = in_flight.pop(0)
+        scheduler.update_from_output(oldest, result(oldest, S=5))
         masks = scheduler.get_grammar_bitmask(plan)
         seen.append(None if masks is None else counts(masks.bitmask))
-        oldest = in_flight.pop(0)
-        if oldest.num_scheduled_tokens:
-            scheduler.update_from_output(oldest, result(oldest, S=5))
         check(scheduler)
-    assert seen == [None, [1], None, [2], None]
-    assert grammar.accepted == [5, 5, 5]
+    assert seen == [[1], [2], [3], None]
+    assert grammar.accepted == [5, 5, 5, 5]
+
+
+def test_who_ended_with_the_step_before_has_no_mask() -> None:
+    """Its row is still in the plan; what is sampled there is thrown away."""
+    scheduler = make_scheduler(is_async=True)
+    futures = {name: FakeGrammarFuture(FakeGrammar(last=7), is_done=True) for name in "ST"}
+    for name, future in futures.items():
+        add(scheduler, name, 10, 40, grammar=future)
+    first, second = scheduler.schedule(), scheduler.schedule()
+    scheduler.update_from_output(first, result(first, S=7, T=5))
+    masks = scheduler.get_grammar_bitmask(second)
+    assert masks is not None
+    assert masks.request_ids == ["T"]
+    news = scheduler.update_from_output(second, result(second, S=3, T=7))
+    assert [output.request_id for output in news[0].outputs] == ["T"]
 
 
 def test_case_63_a_chunk_alone_has_no_rows() -> None:

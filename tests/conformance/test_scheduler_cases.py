@@ -318,11 +318,10 @@ def test_case_35_prefix_reset_drops_what_is_in_flight() -> None:
     check(scheduler)
 
 
-def test_case_36_a_structured_request_sits_out_alone() -> None:
-    """Ours: no sampling of a whole batch is deferred because one grammar waits for its token.
+def test_case_36_a_mask_waits_for_the_token_before() -> None:
+    """The plan says that its sampling waits, and the mask knows all tokens then.
 
-    The request that needs the token sits out one step; everybody else's sampling is queued at
-    once. So a plan never waits, and the mask is always filled from a grammar that knows all tokens.
+    The first decode after a prefill owes no token, nor does a plan without structured requests.
     """
     scheduler = make_scheduler(is_async=True)
     grammar = FakeGrammar()
@@ -334,16 +333,22 @@ def test_case_36_a_structured_request_sits_out_alone() -> None:
     masks = scheduler.get_grammar_bitmask(first)
     assert masks is not None
     assert masks.request_ids == ["S"]
+    assert not first.pending_structured_output_tokens
     second = scheduler.schedule()
-    assert second.num_scheduled_tokens == {"U": 1}
-    assert scheduler.get_grammar_bitmask(second) is None
+    assert second.num_scheduled_tokens == {"S": 1, "U": 1}
+    assert second.pending_structured_output_tokens
     scheduler.update_from_output(first, result(first, S=1, U=1))
     assert grammar.accepted == [1]
-    third = scheduler.schedule()
-    assert list(third.num_scheduled_tokens) == ["S", "U"]
-    masks = scheduler.get_grammar_bitmask(third)
+    masks = scheduler.get_grammar_bitmask(second)
     assert masks is not None
     assert masks.bitmask[0] == 1  # filled after U k
+    scheduler.update_from_output(second, result(second, S=1, U=1))
+    third = scheduler.schedule()
+    assert not third.pending_structured_output_tokens  # nothing is on its way
+    scheduler.finish_requests(["S"], RequestStatus.FINISHED_ABORTED)
+    fourth = scheduler.schedule()
+    assert fourth.num_scheduled_tokens == {"U": 1}
+    assert not fourth.pending_structured_output_tokens
 
 
 def test_case_56_sync_drafts() -> None:

@@ -292,8 +292,8 @@ BUGS = (
     PlantedBug(
         "a grammar does not see a token before the next one is sampled",
         SCHEDULER,
-        "            or request.use_structured_output\n        )",
-        "            or False\n        )",
+        "step.awaits_grammar_tokens |= placeholders > 0",
+        "step.awaits_grammar_tokens |= placeholders > 1",
     ),
     PlantedBug(
         "a preempted request restarts while tokens of it are in flight",
@@ -565,8 +565,21 @@ BUGS = (
     PlantedBug(
         "the newest step's result is taken first",
         CORE,
-        "            self.batch_queue.appendleft((future, plan))\n        except",
-        "            self.batch_queue.append((future, plan))\n        except",
+        "        self.batch_queue.appendleft((future, plan))\n",
+        "        self.batch_queue.append((future, plan))\n",
+    ),
+    PlantedBug(
+        "an interrupt of late sampling leaves the step unsampled",
+        CORE,
+        "        self.batch_queue[0] = (future, plan)\n",
+        "        if interrupt is None:\n            self.batch_queue[0] = (future, plan)\n",
+    ),
+    PlantedBug(
+        "a forward pass that was never sampled is not given up after a failure",
+        CORE,
+        "            if isinstance(future, Unsampled):\n"
+        "                self.executor.reset_after_failure()\n",
+        "            if isinstance(future, Unsampled):\n                pass\n",
     ),
     PlantedBug(
         "placeholders are counted for unfinished prompts",

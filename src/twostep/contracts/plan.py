@@ -61,6 +61,9 @@ class SchedulerOutput(msgspec.Struct, frozen=True, kw_only=True):
     scheduled_spec_decode_tokens: dict[str, list[int]] = msgspec.field(default_factory=dict)
     has_structured_output_requests: bool = False
     """Some logits rows of this plan are masked by grammars."""
+    pending_structured_output_tokens: bool = False
+    """A grammar of this plan has yet to see a token of the step before: the forward pass may be
+    queued at once, sampling only when that step's result was processed."""
 
 
 class GrammarOutput(msgspec.Struct, frozen=True, kw_only=True):

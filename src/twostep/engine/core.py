@@ -45,6 +45,14 @@ class FailedStep:
     error: BaseException
 
 
+class Unsampled:
+    """Stands for the result of a step whose forward pass is queued and whose sampling is not.
+
+    A grammar needs a token of the step before to say what it allows. Sampling is queued by the call
+    that follows that step's result, first of all: while the forward pass runs.
+    """
+
+
 class EngineCore:
     """Owns the scheduler and drives the executor. One thread calls ``step_fn`` in a loop."""
 
@@ -73,8 +81,9 @@ class EngineCore:
         self.batch_queue_size = min(
             executor.max_concurrent_batches, scheduler_class.num_steps_in_flight
         )
-        self.batch_queue: deque[tuple[StepFuture | FailedStep, SchedulerOutput]] = deque()
+        self.batch_queue: deque[tuple[StepFuture | FailedStep | Unsampled, SchedulerOutput]]
         """Steps in flight, the oldest at the right end."""
+        self.batch_queue = deque()
         self.aborts_queue: SimpleQueue[list[str]] = SimpleQueue()
         """Aborts from another thread; seen before the next result is processed."""
         self._is_async = is_async
@@ -155,7 +164,9 @@ class EngineCore:
         # A wait that was interrupted has left its step in the queue.
         if not self.batch_queue:
             executed = self._plan_and_launch()
-        return self._finish_oldest_step(executed), executed
+        outputs = self._finish_oldest_step()
+        self._end_step(executed)
+        return outputs, executed
 
     def step_with_batch_queue(self) -> tuple[ClientOutputs | None, bool]:
         """Plan and queue step k, then finish step k-1 if the queue is full.
@@ -165,12 +176,15 @@ class EngineCore:
         """
         self._start_step()
         executed = False
+        self._sample_if_due()
         if len(self.batch_queue) < self.batch_queue_size and not self._newest_launch_failed():
             executed = self._plan_and_launch()
             if executed and len(self.batch_queue) < self.batch_queue_size:
                 self._end_step(executed)
                 return None, True
-        return self._finish_oldest_step(executed), executed
+        outputs = self._finish_oldest_step()
+        self._end_step(executed)
+        return outputs, executed
 
     def _start_step(self) -> None:
         self._check_alive()
@@ -198,34 +212,58 @@ class EngineCore:
 
         An error waits in the queue for its turn. An interrupt is raised, but the plan is not lost.
         """
-        future: StepFuture | FailedStep | None
+        future: StepFuture | FailedStep | Unsampled | None
+        interrupt = None
         try:
             future = self.executor.execute_model(plan)
             if self.observer is not None:
                 self.observer.launched(plan)
             if future is None:
-                grammar_output = self.scheduler.get_grammar_bitmask(plan)
-                future = self.executor.sample_tokens(grammar_output)
-                if self.observer is not None:
-                    self.observer.sampling_launched(plan, grammar_output)
-            self.batch_queue.appendleft((future, plan))
+                awaits_tokens = plan.pending_structured_output_tokens
+                future = Unsampled() if awaits_tokens else self._launch_sampling(plan)
         except BaseException as error:
-            self.executor.reset_after_failure()
-            self.batch_queue.appendleft((FailedStep(error), plan))
-            if not isinstance(error, Exception):
-                raise
+            future, interrupt = self._note_failed_launch(error)
+        self.batch_queue.appendleft((future, plan))
+        if interrupt is not None:
+            raise interrupt
+
+    def _launch_sampling(self, plan: SchedulerOutput) -> StepFuture:
+        grammar_output = self.scheduler.get_grammar_bitmask(plan)
+        future = self.executor.sample_tokens(grammar_output)
+        if self.observer is not None:
+            self.observer.sampling_launched(plan, grammar_output)
+        return future
+
+    def _sample_if_due(self) -> None:
+        """Queue the sampling of the only step in flight, if it waited for the one before it."""
+        if len(self.batch_queue) != 1 or not isinstance(self.batch_queue[0][0], Unsampled):
+            return
+        plan = self.batch_queue[0][1]
+        future: StepFuture | FailedStep
+        interrupt = None
+        try:
+            future = self._launch_sampling(plan)
+        except BaseException as error:
+            future, interrupt = self._note_failed_launch(error)
+        self.batch_queue[0] = (future, plan)
+        if interrupt is not None:
+            raise interrupt
+
+    def _note_failed_launch(self, error: BaseException) -> tuple[FailedStep, BaseException | None]:
+        """What stands in the queue for the step, and what to raise, if it is an interrupt."""
+        self.executor.reset_after_failure()
+        return FailedStep(error), None if isinstance(error, Exception) else error
 
     def _newest_launch_failed(self) -> bool:
         """Whether the last plan could not be queued: nothing may be planned on top of it."""
         return bool(self.batch_queue) and isinstance(self.batch_queue[0][0], FailedStep)
 
-    def _finish_oldest_step(self, executed: bool) -> ClientOutputs | None:
+    def _finish_oldest_step(self) -> ClientOutputs | None:
         """Wait for the oldest step and process its result.
 
         If nothing is in flight: news of requests that ended without a step, or None.
         """
         if not self.batch_queue:
-            self._end_step(executed)
             return self.scheduler.take_news()
         future, plan = self.batch_queue[-1]
         if self.observer is not None:
@@ -241,7 +279,6 @@ class EngineCore:
                 outputs = self._process_result(plan, output)
         if self.observer is not None:
             self.observer.updated(plan, outputs)
-        self._end_step(executed)
         return outputs
 
     def _process_result(self, plan: SchedulerOutput, output: ModelRunnerOutput) -> ClientOutputs:
@@ -269,7 +306,10 @@ class EngineCore:
         # A device tells an error once: keep it, should this wait be interrupted.
         self.batch_queue[-1] = (FailedStep(error), plans[0])
         for future, _ in self.batch_queue:
-            _wait_until_idle(future)
+            if isinstance(future, Unsampled):
+                self.executor.reset_after_failure()
+            elif not isinstance(future, FailedStep):
+                _wait_until_idle(future)
         self.batch_queue.clear()
         reason = f"{type(error).__name__}: {error}"
         if self.observer is not None:
@@ -291,10 +331,8 @@ class EngineCore:
         self.executor.shutdown()
 
 
-def _wait_until_idle(future: StepFuture | FailedStep) -> None:
+def _wait_until_idle(future: StepFuture) -> None:
     """The result is void; only the device has to be done with it."""
-    if isinstance(future, FailedStep):
-        return
     try:
         future.result()
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from itertools import cycle
 from typing import Any
@@ -17,6 +18,8 @@ from twostep.runner.graphs import BatchDescriptor, GraphDispatcher, GraphMode
 from twostep.runner.input_batch import InputBatch, build_input_batch, continue_decodes
 from twostep.runner.request_states import RequestStates
 from twostep.sampler.row_params import row_params, stage_row
+
+logger = logging.getLogger(__name__)
 
 
 class ExecuteModelState(msgspec.Struct, frozen=True):
@@ -59,6 +62,8 @@ class ModelRunner:
         self._only_decodes = False
         """Whether the newest launch was one token, sampled, of each of its requests."""
         self._execute_model_state: ExecuteModelState | None = None
+        self._abandoned: SampledRows | None = None
+        """A forward pass that nobody will sample, and that may still run."""
         self._times_device = False
 
     def time_device(self, wanted: bool = True) -> None:
@@ -73,6 +78,8 @@ class ModelRunner:
         """
         if self._execute_model_state is not None:
             raise RuntimeError("execute_model called twice without sample_tokens")
+        if self._abandoned is not None:
+            self._wait_for_abandoned()
         self._update_states(plan)
         if plan.total_num_scheduled_tokens == 0:
             return CompletedOutput(ModelRunnerOutput(req_ids=[], sampled_token_ids=[]))
@@ -146,8 +153,22 @@ class ModelRunner:
                 part.set_bitmask((rows[mine] % height).astype(np.int32), words[mine])
 
     def reset_after_failure(self) -> None:
-        """Forget a launched forward pass that will not be sampled."""
-        self._execute_model_state = None
+        """Forget a launched forward pass that will not be sampled.
+
+        It is not waited for here: the step in front may have an error that has not been told.
+        """
+        state, self._execute_model_state = self._execute_model_state, None
+        if state is not None:
+            self._abandoned = SampledRows(self._model.stream, state.tickets[-1], [])
+
+    def _wait_for_abandoned(self) -> None:
+        """Should it have failed, that is nobody's error."""
+        assert self._abandoned is not None
+        try:
+            self._abandoned.wait()
+        except RuntimeError as error:
+            logger.debug("a forward pass that was given up failed: %s", error)
+        self._abandoned = None
 
     def shutdown(self) -> None:
         """Wait for what runs and forget every request."""

@@ -1,24 +1,26 @@
-"""Grammars of structured requests: when they are ready, and the masks of one plan."""
+"""The masks of one plan: what the grammars of its structured requests allow."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from twostep.contracts.grammar import Grammar
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
-from twostep.scheduler.request import Request
+from twostep.scheduler.step_in_flight import StepInFlight
 
 
-def grammar_output(plan: SchedulerOutput, requests: Mapping[str, Request]) -> GrammarOutput | None:
+def grammar_output(plan: SchedulerOutput, step: StepInFlight) -> GrammarOutput | None:
     """One mask for each logits row of the plan that a grammar constrains, in plan order.
 
-    A request with d planned drafts has 1 + d rows. None if there are no such rows.
+    ``step``: the same plan. A request with d planned drafts has 1 + d rows; one that has ended
+    meanwhile has none, whatever is sampled for it is thrown away. None if there are no rows.
     """
     request_ids: list[str] = []
     rows: list[bytes] = []
-    for request_id in plan.num_scheduled_tokens:
-        request = requests[request_id]
-        if request.grammar is None or request.is_prefill_chunk:
+    for request_id, request in zip(plan.num_scheduled_tokens, step.requests, strict=True):
+        if request is None or request.grammar is None or request.status.is_finished:
+            continue
+        if request_id in step.chunks:
             continue
         drafts = plan.scheduled_spec_decode_tokens.get(request_id, ())
         rows += mask_rows(request.grammar, drafts)

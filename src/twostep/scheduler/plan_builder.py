@@ -16,6 +16,7 @@ class PlanBuilder:
 
     __slots__ = (
         "awaits_blocks",
+        "awaits_grammar_tokens",
         "has_preempted",
         "has_structured_requests",
         "new_block_ids",
@@ -38,6 +39,8 @@ class PlanBuilder:
         self.awaits_blocks = False
         """Whether a running request sits out until steps in flight give blocks back."""
         self.has_structured_requests = False
+        self.awaits_grammar_tokens = False
+        """Whether a structured request of the plan has a token on its way."""
         self.requests: list[Request] = []
         """Everybody in the plan."""
         self.num_scheduled_tokens: dict[str, int] = {}
@@ -130,6 +133,7 @@ class PlanBuilder:
             preempted_req_ids=frozenset(preempted_req_ids) if preempted_req_ids else _NOBODY,
             scheduled_spec_decode_tokens=self.spec_tokens,
             has_structured_output_requests=self.has_structured_requests,
+            pending_structured_output_tokens=self.awaits_grammar_tokens,
         )
 
 

@@ -52,10 +52,16 @@ class Scheduler(SchedulerState):
         return plan
 
     def get_grammar_bitmask(self, scheduler_output: SchedulerOutput) -> GrammarOutput | None:
-        """Allowed tokens of the newest plan's structured requests; None if there are none."""
+        """Allowed tokens of the newest plan's structured requests; None if there are none.
+
+        The result of the step before must have been processed if the plan says that it has
+        ``pending_structured_output_tokens``; who ended with it has no row here.
+        """
         if not scheduler_output.has_structured_output_requests:
             return None
-        return grammar_output(scheduler_output, self.requests)
+        step = self._in_flight[-1]
+        assert step.step_id == scheduler_output.step_id, "masks are for the newest plan"
+        return grammar_output(scheduler_output, step)
 
     def _schedule_running(self, step: PlanBuilder) -> None:
         """Front to back: every running request gets what it needs, while the budget lasts."""
@@ -81,7 +87,7 @@ class Scheduler(SchedulerState):
 
     def _schedule_running_request(self, request: Request, step: PlanBuilder, cap: int) -> None:
         placeholders = request.num_output_placeholders
-        if placeholders and self._must_wait_for_tokens(request, placeholders):
+        if placeholders and self._surely_ends(request, placeholders):
             return
         num_known = request.num_tokens + placeholders - request.num_computed_tokens
         num_new = num_known
@@ -100,7 +106,9 @@ class Scheduler(SchedulerState):
             if new_ids is None:
                 return
         step.add_running(request, num_new, new_ids)
-        step.has_structured_requests |= request.use_structured_output
+        if request.use_structured_output:
+            step.has_structured_requests = True
+            step.awaits_grammar_tokens |= placeholders > 0
         if request.spec_token_ids:
             self._schedule_spec_tokens(request, num_new, step)
 
@@ -151,18 +159,13 @@ class Scheduler(SchedulerState):
             return threshold
         return self.config.max_num_batched_tokens
 
-    def _must_wait_for_tokens(self, request: Request, placeholders: int) -> bool:
-        """Whether the tokens on their way decide what comes next.
+    def _surely_ends(self, request: Request, placeholders: int) -> bool:
+        """Whether the tokens on their way surely reach the length limit.
 
-        They surely reach the length limit (a draft may be refused, so only one token is certain
-        then); or a grammar must see them before the next token is sampled. Such a request sits
-        out a step alone, instead of holding back the sampling of the whole batch.
+        A draft may be refused, so only one token is certain then.
         """
         certain = 1 if self.num_spec_tokens else placeholders
-        return (
-            request.num_tokens + certain >= request.max_total_tokens
-            or request.use_structured_output
-        )
+        return request.num_tokens + certain >= request.max_total_tokens
 
     def _cannot_start_yet(self, request: Request) -> bool:
         if request.grammar_future is not None and not request.grammar_future.done():

@@ -17,7 +17,9 @@ token that the grammar does not allow."""
 
 
 _TEXT_STEP = 256
-GlitchKind = Literal["execute", "sample", "result", "interrupt launch", "interrupt wait"]
+GlitchKind = Literal[
+    "execute", "sample", "result", "interrupt launch", "interrupt sampling", "interrupt wait"
+]
 
 
 class CaseConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -117,7 +119,7 @@ class ResetCache(
 class Glitch(msgspec.Struct, frozen=True, kw_only=True, tag="glitch"):
     """The next step of two or more requests fails once, and nobody is to blame.
 
-    An interrupt (Ctrl-C) meets any step: its launch, or the wait for its result.
+    An interrupt (Ctrl-C) meets any step: its launch, its sampling, or the wait for its result.
     """
 
     step: int

@@ -289,7 +289,7 @@ class PlanRules(StepObserver):
                 if request.request_id in scheduled:
                     at_turn -= scheduled[request.request_id]
                     continue
-                if self._must_wait(request):
+                if self._surely_ends(request):
                     continue
                 computed = request.num_computed_tokens
                 if self.config.num_spec_tokens and computed >= scheduler.max_seq_tokens - 1:
@@ -312,14 +312,11 @@ class PlanRules(StepObserver):
             return
         self._check_head_of_queue(plan, scheduler, left)
 
-    def _must_wait(self, request: Request) -> bool:
+    def _surely_ends(self, request: Request) -> bool:
         """Whether tokens on their way surely end it: a draft may be refused, one is certain."""
         placeholders = request.num_output_placeholders
         certain = min(placeholders, 1) if self.config.num_spec_tokens else placeholders
-        return placeholders > 0 and (
-            request.num_tokens + certain >= request.max_total_tokens
-            or self.streams[request.request_id].add.grammar is not None
-        )
+        return placeholders > 0 and request.num_tokens + certain >= request.max_total_tokens
 
     def _check_head_of_queue(self, plan: SchedulerOutput, scheduler: Scheduler, left: int) -> None:
         config = self.config

@@ -111,7 +111,11 @@ class Interrupt(BaseException):
     """Ctrl-C."""
 
 
-_INTERRUPTS: dict[str, GlitchKind] = {"execute": "interrupt launch", "result": "interrupt wait"}
+_INTERRUPTS: dict[str, GlitchKind] = {
+    "execute": "interrupt launch",
+    "sample": "interrupt sampling",
+    "result": "interrupt wait",
+}
 
 
 class Simulation:

@@ -31,6 +31,7 @@ _GLITCHES: tuple[GlitchKind, ...] = (
     "sample",
     "result",
     "interrupt launch",
+    "interrupt sampling",
     "interrupt wait",
 )
 
