@@ -271,6 +271,7 @@ class EngineCore:
         if isinstance(future, FailedStep):
             outputs = self._recover(future.error)
         else:
+            assert not isinstance(future, Unsampled), "it is sampled before anything else"
             try:
                 output = future.result()
             except Exception as error:
