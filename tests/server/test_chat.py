@@ -313,6 +313,18 @@ def test_request_template_only_if_trusted() -> None:
         assert answer.json["prompt"] == "XHi"
 
 
+def test_documents_are_the_templates() -> None:
+    template = "{% for d in documents %}[{{ d.title }}: {{ d.text }}]{% endfor %}"
+    documents = [{"title": "a", "text": "x" * 9000}, {"title": "b", "text": "<|im_end|>"}]
+    with live_server(chat_template=template + "{{ messages[0].content }}") as server:
+        body = {"messages": [{"role": "user", "content": "Hi"}], "documents": documents}
+        rendered = server.post("/v1/chat/completions/render", body).json
+        assert rendered["prompt"] == f"[a: {'x' * 9000}][b: <|im_end|>]Hi"
+        assert server.core.tokenizer.special.by_name["eos_token"] == "<|im_end|>"
+        special = server.core.tokenizer.is_special
+        assert not any(special(token_id) for token_id in rendered["token_ids"])
+
+
 def test_model_names(server: LiveServer) -> None:
     for name in ("tiny", "alias/of-tiny", "", None):
         assert server.chat(model=name).json["model"] == "tiny"

@@ -286,6 +286,7 @@ def test_b49_b51_body_is_not_json(server: LiveServer, body: bytes) -> None:
             "unsupported_feature",
             "messages[0].content[0]",
         ),
+        # The template has no place for them.
         (CHAT, {"messages": HI, "documents": [{"a": 1}]}, "unsupported_feature", "documents"),
         (CHAT, {"messages": HI, "modalities": ["audio"]}, "unsupported_feature", "modalities"),
         (

@@ -307,3 +307,34 @@ def test_each_request_is_a_span(monkeypatch: pytest.MonkeyPatch) -> None:
     assert completion.attributes["gen_ai.operation.name"] == "text_completion"
     assert completion.attributes["gen_ai.request.temperature"] == 0.25
     assert completion.attributes["gen_ai.request.n"] == 2
+
+
+@pytest.mark.parametrize("path", ["chat", "complete"])
+@pytest.mark.parametrize("wanted", ["TEXT", "text", "JSON", "protobuf", None])
+def test_load_report_on_the_answer(path: str, wanted: str | None) -> None:
+    """ORCA: an answer that is no stream carries how loaded the engine is, if asked to."""
+    with live_server() as server:
+        stats = SchedulerStats(num_running_reqs=1, num_waiting_reqs=3, kv_cache_usage=0.25)
+        metrics = server.state.observability.engine
+        assert metrics is not None
+        metrics.on_step = lambda *_: None  # type: ignore[method-assign]
+        server.call(lambda: metrics._take_scheduler(stats))
+        headers = {} if wanted is None else {"Endpoint-Load-Metrics-Format": wanted}
+        body: dict[str, Any] = {"max_tokens": 2, "prompt": "x"}
+        url = "/v1/completions"
+        if path == "chat":
+            body = {"max_tokens": 2, "messages": [{"role": "user", "content": "x"}]}
+            url = "/v1/chat/completions"
+        report = server.post(url, body, **headers).headers.get("endpoint-load-metrics")
+        streamed = server.post(url, {**body, "stream": True}, **headers).headers
+    assert "endpoint-load-metrics" not in streamed
+    if wanted in ("TEXT", "text"):
+        expected = "named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3"
+        assert report == f"TEXT {expected}"
+    elif wanted == "JSON":
+        assert report is not None
+        kind, _, document = report.partition(" ")
+        figures = {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3}
+        assert (kind, json.loads(document)) == ("JSON", {"named_metrics": figures})
+    else:
+        assert report is None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import re
+
 from helpers.live_server import LiveServer
 
 
@@ -33,6 +37,30 @@ def test_status(server: LiveServer) -> None:
     info = server.get("/server_info").json
     assert info["engine"]["max_model_len"] == 256
     assert info["server"]["max_request_bytes"] == 32 << 20
+
+
+def test_the_page_of_the_api(server: LiveServer) -> None:
+    """It has every path and every object, asks nobody for anything, and its links lead on."""
+    answer = server.get("/docs")
+    assert answer.headers["content-type"] == "text/html; charset=utf-8"
+    policy = answer.headers["content-security-policy"]
+    html = answer.body.decode()
+    [style] = re.findall(r"<style>(.*?)</style>", html, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert policy.startswith("default-src 'none'")
+    assert f"style-src 'sha256-{digest}'" in policy
+    assert not re.findall(r"<script|<img|<link|https?://|style=", html)
+    document = server.get("/openapi.json").json
+    for path, methods in document["paths"].items():
+        for method in methods:
+            assert f"<code>{method.upper()} {path}</code>" in html
+    anchors = re.findall(r"id=([\w-]+)", html)
+    assert len(anchors) == len(set(anchors))
+    assert set(re.findall(r"href='#([^']+)'", html)) <= set(anchors)
+    for name, schema in document["components"]["schemas"].items():
+        assert f"object-{name}" in anchors
+        for field in schema["properties"]:
+            assert f"<code>{field}</code>" in html
 
 
 def test_openapi_document(server: LiveServer) -> None:

@@ -20,7 +20,12 @@ def test_every_path_needs_the_key_but_a_few() -> None:
     with live_server(api_keys=("first", "second")) as server:
         table = server.call(lambda: operations(server.state))
         paths = [(method, each.path) for each in table for method in each.methods]
-        paths += [("GET", "/openapi.json"), ("GET", "/nonsense"), ("DELETE", "/v1/models")]
+        paths += [
+            ("GET", "/openapi.json"),
+            ("GET", "/docs"),
+            ("GET", "/nonsense"),
+            ("DELETE", "/v1/models"),
+        ]
         paths = [(m, p.replace("{model:path}", "tiny")) for m, p in paths]
         asked = {*paths, *(("GET", p) for _, p in paths), *(("POST", p) for _, p in paths)}
         for method, path in asked:

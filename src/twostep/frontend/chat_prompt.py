@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,8 +18,8 @@ _PRIVATE_USE = range(0xE000, 0xF900)
 class ChatPrompter:
     """Turns messages into prompt ids with one model's chat template.
 
-    Special tokens spelled in a message are plain words, not control tokens: a user cannot end a
-    turn or open a system message by writing the model's markers.
+    Special tokens spelled in a message or a document are plain words, not control tokens: nobody
+    can end a turn or open a system message by writing the model's markers.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class ChatPrompter:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -47,6 +49,8 @@ class ChatPrompter:
     ) -> tuple[str, list[int]]:
         """The prompt's text and its ids, BOS exactly once.
 
+        ``documents`` are the texts that the answer is to rest on, in whatever form the template
+        knows ({"title": ..., "text": ...}, mostly).
         ``parse_special`` lets special tokens in messages be what they are in templates.
         Raises InvalidRequestError for a conversation that cannot be rendered.
         """
@@ -58,14 +62,24 @@ class ChatPrompter:
             )
         handles_developer = "developer" in self._template.source
         clean = normalize_messages(messages, self._limits, keep_developer=handles_developer)
-        marker = None if parse_special else self._protect(clean)
-        text = self._template.render(
-            clean,
+        texts = self._checked_documents(documents)
+        marker = None if parse_special else self._protect([*clean, *texts])
+        render = functools.partial(
+            self._template.render,
             tools=tools or None,
+            documents=texts or None,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,
             template_kwargs=template_kwargs,
         )
+        try:
+            text = render(clean)
+        except InvalidRequestError:
+            if all(message["content"] is not None for message in clean):
+                raise
+            # Null is what clients send beside tool calls. Some templates ask for it, others join
+            # it to text, which only an empty text can be.
+            text = render([{**message, "content": message["content"] or ""} for message in clean])
         if marker is None:
             ids = self._tokenizer.encode(text, add_special_tokens=False)
             return text, self._tokenizer.with_bos(ids)
@@ -77,9 +91,31 @@ class ChatPrompter:
         ids = self._tokenizer.encode_segments(segments)
         return text.replace(marker, ""), self._tokenizer.with_bos(ids)
 
-    def _protect(self, messages: list[dict[str, Any]]) -> str | None:
-        """Break special tokens inside messages with a marker; the marker, or None if none occur."""
-        texts = _all_text(messages)
+    def _checked_documents(
+        self, documents: Sequence[Mapping[str, Any]] | None
+    ) -> list[dict[str, Any]]:
+        """Copies. Refuses them where they would be left out: that answer would rest on nothing."""
+        if not documents:
+            return []
+        assert self._template is not None
+        if "documents" not in self._template.source:
+            raise InvalidRequestError(
+                "this model's chat template has no place for documents; write them into a message",
+                "documents",
+                "unsupported_feature",
+            )
+        if len(documents) > self._limits.max_messages:
+            raise InvalidRequestError(
+                f"{len(documents)} documents; at most {self._limits.max_messages} (max_messages) "
+                "are allowed",
+                "documents",
+            )
+        check_unicode(_all_text(documents), "documents")
+        return [dict(document) for document in documents]
+
+    def _protect(self, entries: list[dict[str, Any]]) -> str | None:
+        """Break special tokens inside entries with a marker; the marker, or None if none occur."""
+        texts = _all_text(entries)
         split = self._tokenizer.split_special
         if not any(isinstance(part, int) for part in split(texts)):
             return None
@@ -92,9 +128,9 @@ class ChatPrompter:
                 for part in split(text)
             )
 
-        for message in messages:
-            for key, value in message.items():
-                message[key] = _map_text(value, broken)
+        for entry in entries:
+            for key, value in entry.items():
+                entry[key] = _map_text(value, broken)
         return marker
 
 

@@ -49,6 +49,7 @@ class ChatTemplate:
         messages: Sequence[Mapping[str, Any]],
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         template_kwargs: Mapping[str, Any] | None = None,
@@ -75,7 +76,7 @@ class ChatTemplate:
             **extra,
             "messages": [dict(message) for message in messages],
             "tools": None if tools is None else list(tools),
-            "documents": None,
+            "documents": None if documents is None else list(documents),
             "add_generation_prompt": add_generation_prompt,
             "strftime_now": self._strftime_now,
         }

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
 from starlette.types import ASGIApp
 
-from twostep.server import live, openapi, page
+from twostep.server import docs_page, live, openapi, page
 from twostep.server.http import HttpCall, PlainEndpoint
 from twostep.server.middleware.api_key import OPEN_PATHS, ApiKeyCheck
 from twostep.server.middleware.boundary import Boundary
@@ -39,12 +40,7 @@ def build_app(
     routes: list[BaseRoute] = [
         Route(operation.path, operation.app, methods=operation.methods) for operation in table
     ]
-    document = msgspec.json.encode(openapi.document(table))
-
-    async def show_document(call: HttpCall) -> None:
-        await call.answer(document)
-
-    routes.append(Route("/openapi.json", PlainEndpoint(show_document), methods=["GET"]))
+    routes += _description(openapi.document(table))
     scrape = PlainEndpoint(state.observability.answer_metrics)
     routes.append(Route("/metrics", scrape, methods=["GET"]))
     watch = PlainEndpoint(functools.partial(live.engine_events, state))
@@ -70,6 +66,24 @@ def build_app(
             expose_headers=["x-request-id"],
         )
     return app
+
+
+def _description(document: dict[str, Any]) -> list[BaseRoute]:
+    """``/openapi.json`` and ``/docs``."""
+    encoded = msgspec.json.encode(document)
+    shown, headers = docs_page.page(document), docs_page.headers()
+
+    async def answer_document(call: HttpCall) -> None:
+        await call.answer(encoded)
+
+    async def answer_page(call: HttpCall) -> None:
+        html = b"text/html; charset=utf-8"
+        await call.answer(shown, headers=headers, content_type=html)
+
+    return [
+        Route("/openapi.json", PlainEndpoint(answer_document), methods=["GET"]),
+        Route("/docs", PlainEndpoint(answer_page), methods=["GET"]),
+    ]
 
 
 def loopback_hosts() -> tuple[str, ...]:

@@ -150,8 +150,6 @@ def check_chat_fields(request: ChatCompletionRequest) -> None:
         raise ApiError("invalid_value", "top_logprobs needs logprobs: true; set it", "top_logprobs")
     if request.modalities and any(each != "text" for each in request.modalities):
         raise ApiError("unsupported_feature", "this model writes text only", "modalities")
-    if request.documents:
-        raise ApiError("unsupported_feature", "documents are not supported", "documents")
     if request.add_generation_prompt and request.continue_final_message:
         raise ApiError(
             "invalid_value",

@@ -25,6 +25,7 @@ from twostep.frontend.request_stream import RequestStream
 from twostep.server.errors import ApiError, from_exception, internal, is_ours
 from twostep.server.http import ClientGone, HttpCall
 from twostep.server.in_flight import Interrupt, RequestInterrupted, RequestScope
+from twostep.server.load_report import load_report
 from twostep.server.prompts import off_loop
 from twostep.server.sampling import renamed
 from twostep.server.sse import EventStream, error_event
@@ -98,7 +99,8 @@ class Generation:
                 outputs = await self._collect()
         except RequestInterrupted as interrupted:
             raise self._end(interrupted) from None
-        await self._call.answer(writer.body(outputs))
+        report = load_report(self._call, self._state.observability)
+        await self._call.answer(writer.body(outputs), headers=report)
 
     async def _answer_stream(self, writer: AnswerWriter) -> None:
         settings = self._state.settings

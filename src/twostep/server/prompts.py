@@ -158,6 +158,8 @@ async def chat_prompt(state: ServerState, request: ChatCompletionRequest) -> Cha
     messages = message_dicts(request.messages)
     tools = None if request.tool_choice == "none" else tool_dicts(request.tools)
     chars = sum(len(message.get("content") or "") for message in messages)
+    for document in request.documents or ():
+        chars += sum(len(text) for text in document.values() if isinstance(text, str))
     kwargs = template_kwargs(state, request)
     prompter = _prompter(state, request)
 
@@ -165,6 +167,7 @@ async def chat_prompt(state: ServerState, request: ChatCompletionRequest) -> Cha
         return prompter.encode(
             messages,
             tools=tools,
+            documents=request.documents,
             add_generation_prompt=_adds_generation_prompt(request),
             continue_final_message=bool(request.continue_final_message),
             template_kwargs=kwargs,
