@@ -2,13 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import re
 import signal
-import subprocess
-import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +11,7 @@ from typing import Any
 
 import openai
 import pytest
+from helpers.serve_process import ServeProcess
 
 from twostep import LLM, SamplingParams
 from twostep.entrypoints import catalogue, store
@@ -24,60 +20,6 @@ pytestmark = [pytest.mark.model, pytest.mark.timeout(600)]
 
 PROMPT = "The three primary colours are"
 HI: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
-
-
-class Process:
-    """A server and what it wrote to standard error."""
-
-    def __init__(self, *argv: str) -> None:
-        self.child = subprocess.Popen(
-            [sys.executable, "-m", "twostep", "serve", *argv, "--port", "0"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.lines: list[str] = []
-        self._ready = threading.Event()
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.child.stderr is not None
-        for line in self.child.stderr:
-            self.lines.append(line)
-            if "ready on" in line:
-                self._ready.set()
-        self._ready.set()
-
-    @property
-    def url(self) -> str:
-        assert self._ready.wait(300)
-        found = re.search(r"ready on (http://127\.0\.0\.1:\d+) in", "".join(self.lines))
-        assert found, self.lines
-        return found[1]
-
-    def core_pids(self) -> list[int]:
-        """Processes whose parent is the server."""
-        pids = []
-        for path in Path("/proc").glob("[0-9]*/stat"):
-            with contextlib.suppress(OSError):
-                fields = path.read_text().rpartition(")")[2].split()
-                if int(fields[1]) == self.child.pid:
-                    pids.append(int(path.parent.name))
-        return pids
-
-    def end(self, number: int = signal.SIGTERM) -> int:
-        """Send a signal and wait; the exit code."""
-        self.child.send_signal(number)
-        return self.wait()
-
-    def wait(self) -> int:
-        code = self.child.wait(120)
-        self._reader.join(30)
-        for stream in (self.child.stdout, self.child.stderr):
-            assert stream is not None
-            stream.close()
-        return code
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +32,17 @@ def model() -> str:
 
 
 @pytest.fixture(scope="module")
-def process(model: str) -> Iterator[Process]:
+def process(model: str) -> Iterator[ServeProcess]:
     argv = ["--max-model-len", "1024", "--kv-cache-memory-bytes", "64MiB"]
     argv += ["--shutdown-timeout", "300"]
-    process = Process(model, "--served-model-name", "m", *argv)
+    process = ServeProcess(model, "--served-model-name", "m", *argv)
     yield process
     if process.child.poll() is None:
         process.end()
 
 
 @pytest.fixture
-def client(process: Process) -> Iterator[openai.OpenAI]:
+def client(process: ServeProcess) -> Iterator[openai.OpenAI]:
     with openai.OpenAI(base_url=f"{process.url}/v1", api_key="x", timeout=200) as client:
         yield client
 
@@ -163,7 +105,7 @@ def test_seeds(client: openai.OpenAI) -> None:
     assert len(set(draw(n=3))) > 1
 
 
-def test_a_client_that_goes_frees_the_engine(client: openai.OpenAI, process: Process) -> None:
+def test_a_client_that_goes_frees_the_engine(client: openai.OpenAI, process: ServeProcess) -> None:
     stream = client.completions.create(
         model="m", prompt=PROMPT, max_tokens=900, stream=True, extra_body={"ignore_eos": True}
     )
@@ -183,7 +125,7 @@ def test_errors(client: openai.OpenAI) -> None:
     assert caught.value.code == "context_length_exceeded"
 
 
-def test_sigterm_drains(client: openai.OpenAI, process: Process) -> None:
+def test_sigterm_drains(client: openai.OpenAI, process: ServeProcess) -> None:
     """Last of those that share the process: it ends here."""
     stream = client.completions.create(
         model="m", prompt=PROMPT, max_tokens=40, stream=True, extra_body={"ignore_eos": True}
@@ -202,7 +144,7 @@ def test_sigterm_drains(client: openai.OpenAI, process: Process) -> None:
 
 def test_a_killed_core_ends_the_server(model: str) -> None:
     argv = ["--max-model-len", "512", "--kv-cache-memory-bytes", "32MiB"]
-    process = Process(model, "--served-model-name", "m", *argv)
+    process = ServeProcess(model, "--served-model-name", "m", *argv)
     url = process.url
     with openai.OpenAI(base_url=f"{url}/v1", api_key="x", timeout=200, max_retries=0) as client:
         stream = client.completions.create(
@@ -220,7 +162,7 @@ def test_a_killed_core_ends_the_server(model: str) -> None:
 
 
 def test_a_model_that_is_not_there() -> None:
-    process = Process("/nowhere/at-all.gguf")
+    process = ServeProcess("/nowhere/at-all.gguf")
     assert process.wait() == 1
     assert "no such file" in process.lines[-1]
     assert "Traceback" not in "".join(process.lines)
