@@ -7,8 +7,9 @@ import contextlib
 import http.client
 import json
 import socket
+import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import uvloop
@@ -18,6 +19,7 @@ from twostep.contracts.sampling import SamplingParams, StructuredOutputsParams
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.server.app import build_app
 from twostep.server.launcher import Server, listen
+from twostep.server.middleware.custom import Middleware
 from twostep.server.parsers.formats import choose_formats
 from twostep.server.settings import ServerSettings
 from twostep.server.state import ServerState
@@ -71,10 +73,14 @@ class LiveServer:
         uds: str | None = None,
         chat_template: str | None = None,
         structured_outputs: bool = False,
+        tls: ssl.SSLContext | None = None,
+        middleware: Sequence[Middleware] = (),
         **settings: Any,
     ) -> None:
         self._chat_template = chat_template
         self._structured_outputs = structured_outputs
+        self._tls = tls
+        self._middleware = middleware
         self.reject_long_max_tokens = False
         settings.setdefault("served_model_names", ("tiny", "alias/of-tiny"))
         self.settings = ServerSettings(**settings)
@@ -107,7 +113,8 @@ class LiveServer:
     async def _main(self) -> None:
         self.loop = asyncio.get_running_loop()
         self.state = ServerState(self.settings)
-        self.server = Server(build_app(self.state), self.state, self.sock, self._load)
+        app = build_app(self.state, middleware=self._middleware)
+        self.server = Server(app, self.state, self.sock, self._load, self._tls)
         if not self._may_load.is_set():
             self._is_up.set()
         await self.server.run()

@@ -16,6 +16,7 @@ from twostep.server import docs_page, live, openapi, page
 from twostep.server.http import HttpCall, PlainEndpoint
 from twostep.server.middleware.api_key import OPEN_PATHS, ApiKeyCheck
 from twostep.server.middleware.boundary import Boundary
+from twostep.server.middleware.custom import Middleware, wrap
 from twostep.server.middleware.host_check import HostCheck
 from twostep.server.middleware.http_metrics import HttpMetricsMiddleware
 from twostep.server.routes import operations
@@ -27,13 +28,15 @@ LOOPBACK_NAMES = ("localhost",)
 def build_app(
     state: ServerState,
     *,
+    middleware: Sequence[Middleware] = (),
     extra_routes: Sequence[BaseRoute] = (),
     extra_open_paths: Sequence[str] = (),
 ) -> ASGIApp:
     """The whole server as one ASGI app. It answers before ``state`` is ready.
 
-    ``extra_routes`` are other parts' (metrics, pages); ``extra_open_paths`` those of them that
-    need no key.
+    ``middleware`` are the operator's own layers: they see every request, with its id, before its
+    key is checked, and what they raise is answered. ``extra_routes`` are other parts' (metrics,
+    pages); ``extra_open_paths`` those of them that need no key.
     """
     settings = state.settings
     table = operations(state)
@@ -55,6 +58,7 @@ def build_app(
         )
     if settings.allowed_hosts is not None:
         app = HostCheck(app, settings.allowed_hosts)
+    app = wrap(app, middleware)
     app = Boundary(app, log_access=not settings.disable_access_log)
     app = HttpMetricsMiddleware(app, state.observability.http, routes)
     if settings.allowed_origins:

@@ -9,6 +9,7 @@ import os
 import resource
 import signal
 import socket
+import ssl
 import stat
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
@@ -83,14 +84,15 @@ def _remove_stale(path: str) -> None:
                     Path(path).unlink()
 
 
-def url_of(sock: socket.socket) -> str:
+def url_of(sock: socket.socket, tls: ssl.SSLContext | None = None) -> str:
     """Where clients reach a listening socket."""
     if sock.family == socket.AF_UNIX:
         return f"unix:{sock.getsockname()}"
     host, port = sock.getsockname()[:2]
     if host in ("0.0.0.0", "::"):
         host = "127.0.0.1" if host == "0.0.0.0" else "::1"
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if tls is None else "https"
+    return f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
 
 def raise_file_limit() -> None:
@@ -120,12 +122,16 @@ class Server:
         state: ServerState,
         sock: socket.socket,
         load: Callable[[], Awaitable[AsyncLLM]],
+        tls: ssl.SSLContext | None = None,
     ) -> None:
-        """``load`` loads the engine and calls ``state.ready``; what it raises ends the server."""
+        """``load`` loads the engine and calls ``state.ready``; what it raises ends the server.
+
+        ``tls``: answer over HTTPS.
+        """
         self._state = state
         self._sock = sock
         self._load = load
-        self._uvicorn = _Uvicorn(_uvicorn_config(app, state.settings))
+        self._uvicorn = _Uvicorn(_uvicorn_config(app, state.settings, tls))
         self._stop = asyncio.Event()
         """Somebody asked for the end."""
         self._stop_now = asyncio.Event()
@@ -216,12 +222,14 @@ async def _end(task: asyncio.Future[AsyncLLM]) -> None:
             await task
 
 
-def _uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
+def _uvicorn_config(
+    app: ASGIApp, settings: ServerSettings, tls: ssl.SSLContext | None
+) -> uvicorn.Config:
     class Protocol(HttpProtocol):
         max_header_bytes = settings.max_header_bytes
         max_headers = settings.max_headers
 
-    return uvicorn.Config(
+    config = uvicorn.Config(
         app,
         http=Protocol,
         ws="none",
@@ -235,3 +243,6 @@ def _uvicorn_config(app: ASGIApp, settings: ServerSettings) -> uvicorn.Config:
         timeout_keep_alive=KEEP_ALIVE_SECONDS,
         timeout_graceful_shutdown=3,
     )
+    config.load()
+    config.ssl = tls  # made and checked before anything was loaded
+    return config

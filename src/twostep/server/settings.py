@@ -21,6 +21,8 @@ class ServerSettings:
     allowed_origins: tuple[str, ...] = ()
     """Origins whose pages may call (CORS); ``*`` is all."""
     root_path: str = ""
+    middleware: tuple[str, ...] = ()
+    """Names of the operator's own layers; the last is the outermost."""
     max_request_bytes: int = 32 << 20
     max_header_bytes: int = 64 << 10
     max_headers: int = 256

@@ -13,7 +13,7 @@ from twostep.entrypoints import environment
 from twostep.entrypoints.cli.console import table
 
 SHORT = (
-    ("server", ("host", "port", "api-key", "allowed-origins")),
+    ("server", ("host", "port", "api-key", "ssl-certfile", "config")),
     (
         "model and answers",
         ("served-model-name", "chat-template", "tool-call-parser", "reasoning-parser"),

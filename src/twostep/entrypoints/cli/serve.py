@@ -12,13 +12,17 @@ from typing import TYPE_CHECKING, Any
 from twostep.contracts.errors import UsageError
 from twostep.entrypoints.catalogue import DEFAULT_MODEL
 from twostep.entrypoints.cli import args as cli_args
+from twostep.entrypoints.cli.config_file import parse_with_config
 from twostep.entrypoints.cli.help_pages import show_help
 from twostep.entrypoints.cli.serve_flags import add_server_flags
 
 if TYPE_CHECKING:
+    import ssl
+
     from twostep.contracts.sampling import SamplingParams
     from twostep.frontend.async_llm import AsyncLLM
     from twostep.server.launcher import Server
+    from twostep.server.middleware.custom import Middleware
     from twostep.server.settings import ServerSettings
     from twostep.server.state import ServerState
 
@@ -43,16 +47,17 @@ def make_parser() -> cli_args.Parser:
 
 def run(argv: list[str]) -> int:
     """Run the command; returns the exit code: 0 after SIGTERM, 130 after Ctrl-C, 1 on failure."""
-    parser = make_parser()
-    if show_help(parser, argv):
+    if show_help(make_parser(), argv):
         return 0
-    args = parser.parse(argv)
+    args = parse_with_config(make_parser, argv)
     name = model_name(args)
     cli_args.check_watch_flags(args)
     settings = server_settings(args, name)
     check_parsers(args)
     default_params(None, args.override_generation_config)
     check_observability(args)
+    tls_of(args)
+    middleware_of(args)
     return serve(args, name, settings)
 
 
@@ -85,6 +90,7 @@ def server_settings(args: argparse.Namespace, name: str) -> ServerSettings:
         allowed_hosts=hosts,
         allowed_origins=tuple(args.allowed_origins or ()),
         root_path=args.root_path.rstrip("/"),
+        middleware=tuple(args.middleware),
         max_request_bytes=args.max_request_bytes,
         max_num_queued_reqs=args.max_num_queued_reqs,
         max_num_queued_tokens=args.max_num_queued_tokens,
@@ -129,6 +135,27 @@ def check_observability(args: argparse.Namespace) -> None:
         make_exporter(args.otlp_traces_endpoint)
 
 
+def tls_of(args: argparse.Namespace) -> ssl.SSLContext | None:
+    """The context of --ssl-certfile; None without. UsageError for files that do not fit."""
+    if args.ssl_certfile is None:
+        for flag in ("ssl_keyfile", "ssl_ca_certs"):
+            if getattr(args, flag) is not None:
+                raise UsageError(f"--{flag.replace('_', '-')} needs --ssl-certfile; give it")
+        return None
+    from twostep.server.tls import tls_context
+
+    return tls_context(args.ssl_certfile, args.ssl_keyfile, args.ssl_ca_certs)
+
+
+def middleware_of(args: argparse.Namespace) -> tuple[Middleware, ...]:
+    """What --middleware names. UsageError for what is not there, or no middleware."""
+    if not args.middleware:
+        return ()
+    from twostep.server.middleware.custom import load_middleware
+
+    return tuple(map(load_middleware, args.middleware))
+
+
 def serve(args: argparse.Namespace, name: str, settings: ServerSettings) -> int:
     """Listen, load, serve until the end."""
     import asyncio
@@ -142,7 +169,8 @@ def serve(args: argparse.Namespace, name: str, settings: ServerSettings) -> int:
     set_up_logging(args.log_format, args.log_level)
     raise_file_limit()
     sock = listen(args.host, args.port, args.uds)
-    url = url_of(sock) + settings.root_path
+    tls, middleware = tls_of(args), middleware_of(args)
+    url = url_of(sock, tls) + settings.root_path
 
     async def main() -> Server:
         from twostep.server.app import build_app
@@ -156,7 +184,7 @@ def serve(args: argparse.Namespace, name: str, settings: ServerSettings) -> int:
             announce(url, settings, engine, time.monotonic() - started)
             return engine
 
-        server = Server(build_app(state), state, sock, load)
+        server = Server(build_app(state, middleware=middleware), state, sock, load, tls)
         server.handle_signals(asyncio.get_running_loop())
         return await _run(server)
 

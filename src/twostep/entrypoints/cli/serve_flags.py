@@ -78,6 +78,17 @@ def _add_server(group: argparse._ArgumentGroup) -> None:
         metavar="NAME",
         help="further names of this server (checked when it listens on loopback)",
     )
+    add("--ssl-certfile", metavar="FILE", help="certificate (PEM): answer over HTTPS")
+    add("--ssl-keyfile", metavar="FILE", help="its key (default: in --ssl-certfile)")
+    add("--ssl-ca-certs", metavar="FILE", help="clients need a certificate of these authorities")
+    add(
+        "--middleware",
+        action="append",
+        default=[],
+        metavar="MODULE.NAME",
+        help="ASGI middleware of your own around the server (repeatable; the last is outermost)",
+    )
+    add("--config", metavar="FILE", help="flags in a file, `port: 8080` a line (YAML)")
     add("--root-path", default="", metavar="PATH", help="prefix under which a proxy shows this")
 
 
