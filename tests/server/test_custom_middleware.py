@@ -13,7 +13,7 @@ from twostep.contracts.errors import UsageError
 from twostep.entrypoints.cli import serve
 from twostep.server.middleware.custom import load_middleware
 
-SOURCE = '''
+SOURCE = """
 SEEN = []
 
 class Outer:
@@ -40,7 +40,7 @@ async def dispatch(request, call_next):
     return await call_next(request)
 
 NUMBER = 7
-'''
+"""
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ from twostep.entrypoints.cli import serve
 from twostep.server.launcher import url_of
 from twostep.server.tls import tls_context
 
-
 REFUSED = "(?i)certificate|alert|unknown ca|eof occurred|reset|closed"
 """In TLS 1.3 a client hears of it when it reads, if the connection is not gone by then."""
 
