@@ -51,7 +51,7 @@ void bind_state(nb::module_& m) {
                        double min_p, float repetition_penalty, float presence_penalty,
                        float frequency_penalty, Ids bias_ids, std::vector<float> bias_values, Ids allowed_ids,
                        std::vector<Ids> bad_words, Ids stop_ids, int min_tokens, int num_logprobs,
-                       int num_prompt_logprobs) {
+                       int num_prompt_logprobs, Ids logprob_ids) {
         SamplingRow p;
         p.prompt_len = prompt_len;
         p.seed = seed;
@@ -70,6 +70,7 @@ void bind_state(nb::module_& m) {
         p.min_tokens = min_tokens;
         p.num_logprobs = num_logprobs;
         p.num_prompt_logprobs = num_prompt_logprobs;
+        p.logprob_ids = std::move(logprob_ids);
         stage(std::move(state), step, row, token_ids, std::move(p));
       }, nb::arg("step"), nb::arg("row"), nb::arg("token_ids"), nb::kw_only(), nb::arg("prompt_len"),
          nb::arg("seed") = 0, nb::arg("temperature") = 0.0f, nb::arg("top_k") = 0, nb::arg("top_p") = 1.0,
@@ -78,6 +79,7 @@ void bind_state(nb::module_& m) {
          nb::arg("bias_values") = std::vector<float>(), nb::arg("allowed_ids") = Ids(),
          nb::arg("bad_words") = std::vector<Ids>(), nb::arg("stop_ids") = Ids(), nb::arg("min_tokens") = 0,
          nb::arg("num_logprobs") = -1, nb::arg("num_prompt_logprobs") = -1,
+         nb::arg("logprob_ids") = Ids(),
          "Replaces a row's parameters and history, in stream order (see docs/sampling.md).");
 }
 
@@ -106,7 +108,8 @@ void bind_step(nb::module_& m) {
         if (row.ids.empty()) return nb::none();
         return nb::make_tuple(to_numpy(row.ids), to_numpy(row.logprobs), row.rank);
       }, nb::arg("m"),
-         "None, or (ids int32 [1 + n], logprobs float32 [1 + n], rank): the row's token, then the best n.");
+         "None, or (ids int32 [1 + n], logprobs float32 [1 + n], rank): the row's token, then the best n, or"
+         " logprob_ids.");
 }
 
 }  // namespace

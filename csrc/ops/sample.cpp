@@ -60,7 +60,7 @@ class Sample final : public Op {
     out.failures[m] = failure;
     if (failure != SampleFailure::None) return;
     if (state.params.num_logprobs >= 0) {
-      sampler.score(x, token, state.params.num_logprobs, out.logprobs[m]);
+      sampler.score(x, token, state.params.num_logprobs, state.params.logprob_ids, out.logprobs[m]);
     }
     out.tokens[m] = token;
     if (state.params.has_penalties()) state.counts.add(token, true);
@@ -74,7 +74,7 @@ class Sample final : public Op {
     if (position >= tokens_->max_len()) throw std::out_of_range("no token to score beyond the table");
     const int target = tokens_->row(row)[position];
     if (target < 0 || target >= state_->vocab_size()) throw std::out_of_range("token to score outside the vocabulary");
-    out.failures[m] = sampler.score(logits_->row(m), target, n, out.logprobs[m]);
+    out.failures[m] = sampler.score(logits_->row(m), target, n, {}, out.logprobs[m]);
   }
 
   const SampleKernels& kernels_;

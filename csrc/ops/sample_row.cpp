@@ -207,7 +207,8 @@ int RowSampler::collect_top_k(const Processed& p, int k, float lowest) {
   return kept;
 }
 
-SampleFailure RowSampler::score(const float* x, int token, int n, TokenLogprobs& out) {
+SampleFailure RowSampler::score(const float* x, int token, int n, const std::vector<int32_t>& ids,
+                                TokenLogprobs& out) {
   float* blocks = s_.block_max.data();
   const LogitScan scan = kernels_.scan(x, nullptr, 1.0f, vocab_, nullptr, blocks);
   if (scan.broken) return SampleFailure::Broken;
@@ -216,11 +217,19 @@ SampleFailure RowSampler::score(const float* x, int token, int n, TokenLogprobs&
       kernels_.sum_weights(x, vocab_, scan.max, scan.max - kNegligible, blocks, s_.block_sum.data());
   const double log_sum = std::log(static_cast<double>(total) / kWeightOne);
   out.rank = kernels_.count(x, vocab_, x[token], blocks);
-  out.ids.reserve(n + 1);
-  out.logprobs.reserve(n + 1);
-  out.ids.push_back(token);
-  out.logprobs.push_back(static_cast<float>(static_cast<double>(x[token]) - scan.max - log_sum));
-  if (n > 0) best_n(x, n, scan.max, log_sum, out);
+  const size_t entries = 1 + (ids.empty() ? n : ids.size());
+  out.ids.reserve(entries);
+  out.logprobs.reserve(entries);
+  const auto add = [&](int32_t id) {
+    out.ids.push_back(id);
+    out.logprobs.push_back(static_cast<float>(static_cast<double>(x[id]) - scan.max - log_sum));
+  };
+  add(token);
+  if (!ids.empty()) {
+    for (const int32_t id : ids) add(id);
+  } else if (n > 0) {
+    best_n(x, n, scan.max, log_sum, out);
+  }
   return SampleFailure::None;
 }
 

@@ -40,8 +40,10 @@ class RowSampler {
   Choice choose(const float* x, const uint32_t* allowed, const SampleRowState& state,
                 const int32_t* history, int position);
 
-  // Log-probabilities of `token` and the best n under the unprocessed logits.
-  SampleFailure score(const float* x, int token, int n, TokenLogprobs& out);
+  // Log-probabilities under the unprocessed logits: of `token`, and of `ids` or, if there are none,
+  // of the best n.
+  SampleFailure score(const float* x, int token, int n, const std::vector<int32_t>& ids,
+                      TokenLogprobs& out);
 
  private:
   struct Processed {

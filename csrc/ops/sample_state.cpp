@@ -62,6 +62,7 @@ SampleRowState SampleState::prepare(SamplingRow params, const int32_t* ids, int 
   check_ids(params.bias_ids, "logit_bias");
   check_ids(params.allowed_ids, "allowed_token_ids");
   check_ids(params.stop_ids, "stop_token_ids");
+  check_ids(params.logprob_ids, "logprob_token_ids");
   for (const auto& word : params.bad_words) {
     require(!word.empty(), "bad_words: a word has no tokens");
     check_ids(word, "bad_words");

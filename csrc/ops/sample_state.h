@@ -25,6 +25,7 @@ struct SamplingRow {
   uint64_t seed = 0;
   int num_logprobs = -1;         // of sampled tokens: -1 off, else how many besides the token's own
   int num_prompt_logprobs = -1;  // of scored tokens
+  std::vector<int32_t> logprob_ids;  // of sampled tokens: these instead of the best num_logprobs
 
   bool has_penalties() const {
     return repetition_penalty != 1.0f || presence_penalty != 0.0f || frequency_penalty != 0.0f;

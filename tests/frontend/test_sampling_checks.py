@@ -122,6 +122,10 @@ BAD: list[tuple[str, Any]] = [
     ("stop", "a" * 257),
     ("stop", "é" * 129),
     ("stop", ["x" * 8] * 500_000),
+    ("logprob_token_ids", [VOCAB]),
+    ("logprob_token_ids", [-1]),
+    ("logprob_token_ids", [True]),
+    ("logprob_token_ids", 5),
     ("stop_token_ids", [VOCAB]),
     ("stop_token_ids", [-1]),
     ("stop_token_ids", ["1"]),
@@ -226,6 +230,13 @@ def test_stop_strings_need_text() -> None:
         check(stop="x", detokenize=False)
 
 
+def test_logprob_token_ids_take_the_place_of_the_likeliest() -> None:
+    params = check(logprob_token_ids=[5, 3, 5], logprobs=7)
+    assert (params.logprob_token_ids, params.logprobs) == ([5, 3], 0)
+    params = check(logprob_token_ids=[], logprobs=7)
+    assert (params.logprob_token_ids, params.logprobs) == (None, 7)
+
+
 def test_limits_can_be_moved() -> None:
     limits = Limits(max_logprobs=-1, max_stop_strings=1, max_n=2)
     params = SamplingParams(logprobs=-1)
@@ -242,6 +253,7 @@ def test_limits_can_be_moved() -> None:
         ("stop", "max_stop_strings", lambda n: ["a"] * n),
         ("stop", "max_stop_string_bytes", lambda n: "a" * n),
         ("stop_token_ids", "max_stop_token_ids", lambda n: list(range(n))),
+        ("logprob_token_ids", "max_logprob_token_ids", lambda n: list(range(n))),
         ("bad_words", "max_bad_words", lambda n: ["a"] * n),
         ("allowed_token_ids", "max_allowed_token_ids", lambda n: [i % VOCAB for i in range(n)]),
         ("logit_bias", "max_logit_bias", lambda n: dict.fromkeys(range(n), 0.5)),

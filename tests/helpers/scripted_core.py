@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from helpers.tiny_text import gguf_tokenizer
 
@@ -174,7 +174,7 @@ class ScriptedCore:
         return EngineCoreOutput(
             request_id=request.request_id,
             new_token_ids=piece,
-            new_logprobs=self._logprobs(piece, params.logprobs),
+            new_logprobs=self._logprobs(piece, params.logprobs, params.logprob_token_ids or ()),
             new_prompt_logprobs=self._logprobs(prompt[1:], params.prompt_logprobs)
             if first
             else None,
@@ -183,10 +183,15 @@ class ScriptedCore:
             prefill_stats=prefill,
         )
 
-    def _logprobs(self, ids: list[int], most: int | None) -> list[TokenLogprobs] | None:
-        """The chosen token is the likeliest, then come its neighbours."""
+    def _logprobs(
+        self, ids: list[int], most: int | None, certain: Sequence[int] = ()
+    ) -> list[TokenLogprobs] | None:
+        """The chosen token is the likeliest, then come its neighbours, or certain tokens."""
         if most is None:
             return None
+        if certain:
+            values = [-0.5, *(-1.0 - token_id for token_id in certain)]
+            return [TokenLogprobs([token, *certain], values, 1) for token in ids]
         return [
             TokenLogprobs(
                 token_ids=[token, *((token + i) % 260 for i in range(most))],

@@ -35,6 +35,34 @@ def test_of_the_sampled_token(make_sampler, case, vocab, n):
         check(sampled.logprobs(m), logits[m], token, min(n, vocab))
 
 
+def test_of_certain_tokens(make_sampler, case):
+    """In the order in which they were asked for, the sampled one first; raw like all others."""
+    rng = np.random.default_rng(3)
+    logits = (rng.standard_normal((3, 5001)) * 5).astype(np.float32)
+    logits[1, :2500] = -np.inf
+    ids = [4999, 7, 0, 7, 5000]
+    asked = RowParams(
+        prompt_len=1, seed=2, temperature=0.7, num_logprobs=0, logprob_ids=ids, bias_ids=[7],
+        bias_values=[9],
+    )  # fmt: skip
+    best = RowParams(prompt_len=1, seed=2, temperature=1.5, num_logprobs=2)
+    sampled = make_sampler(5001).run(logits, [case(asked, [0]), case(asked, [0]), case(best, [0])])
+    for m, token in enumerate(sampled.tokens()[:2]):
+        _, everything, _ = token_logprobs(logits[m], 0, 5001)
+        by_id = dict(zip(token_logprobs(logits[m], 0, 5001)[0][1:], everything[1:], strict=True))
+        found, values, rank = sampled.logprobs(m)
+        assert found.tolist() == [token, *ids]
+        assert values == pytest.approx([by_id[i] for i in found.tolist()], abs=2e-6)
+        assert rank == token_logprobs(logits[m], token, 0)[2]
+    check(sampled.logprobs(2), logits[2], sampled.tokens()[2], 2)
+
+
+def test_tokens_outside_the_vocabulary_are_refused(make_sampler, case):
+    params = RowParams(prompt_len=1, num_logprobs=0, logprob_ids=[4])
+    with pytest.raises(ValueError, match="logprob_token_ids: token id 4 is outside"):
+        make_sampler(4).run(f32([[2, 0, 1, 1]]), [case(params, [0])])
+
+
 def test_they_are_raw(make_sampler, case):
     """Neither bias nor temperature nor masks show in them."""
     params = RowParams(

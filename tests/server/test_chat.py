@@ -78,6 +78,7 @@ def test_order_of_a_stream(server: LiveServer) -> None:
         {"stop": ["wor"]},
         {"stop": "and", "include_stop_str_in_output": True},
         {"logprobs": True, "top_logprobs": 2},
+        {"logprobs": True, "logprob_token_ids": [9, 4]},
         {"max_completion_tokens": 30},
     ],
 )
@@ -151,6 +152,22 @@ def test_b24_b27_logprobs(server: LiveServer) -> None:
     named = server.chat(logprobs=True, return_tokens_as_token_ids=True).json
     tokens = [entry["token"] for entry in named["choices"][0]["logprobs"]["content"]]
     assert all(token.startswith("token_id:") for token in tokens)
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"logprobs": True}, {"logprobs": True, "top_logprobs": 1}], ids=str
+)
+def test_logprobs_of_certain_tokens(server: LiveServer, asked: dict[str, Any]) -> None:
+    """All of them, and the chosen one; they take the place of the likeliest."""
+    fields = {"return_tokens_as_token_ids": True, "logprob_token_ids": [30, 3, 30], **asked}
+    answer = server.chat(**fields).json["choices"][0]
+    for entry in answer["logprobs"]["content"]:
+        found = {other["token"]: other["logprob"] for other in entry["top_logprobs"]}
+        assert found.pop(entry["token"]) == -0.5
+        assert found == {"token_id:3": -4.0, "token_id:30": -31.0}
+    for bad in ([300], [-1], list(range(129))):
+        error = server.chat(logprob_token_ids=bad).error
+        assert (error["code"], error["param"]) == ("invalid_value", "logprob_token_ids")
 
 
 def test_token_ids(server: LiveServer) -> None:

@@ -67,6 +67,7 @@ def test_b29_token_prompts(server: LiveServer) -> None:
         {"echo": True},
         {"echo": True, "logprobs": 2},
         {"logprobs": 0},
+        {"logprob_token_ids": [9, 4], "echo": True, "logprobs": 1},
         {"logprobs": 3, "n": 2, "seed": 3},
         {"echo": True, "logprobs": 1, "max_tokens": 0},
         {"echo": True, "logprobs": 1, "n": 2},
@@ -98,6 +99,18 @@ def test_stream_equals_whole(
     assert events[-2]["choices"] == []
     for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
         assert events[-2]["usage"][name] == whole["usage"][name]
+
+
+@pytest.mark.parametrize("asked", [{}, {"logprobs": 0}, {"logprobs": 1}], ids=str)
+def test_logprobs_of_certain_tokens(server: LiveServer, asked: dict[str, Any]) -> None:
+    fields = {"return_tokens_as_token_ids": True, "logprob_token_ids": [30, 3], **asked}
+    [choice] = server.complete("Once", **fields).json["choices"]
+    told = choice["logprobs"]
+    for name, logprob, found in zip(
+        told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True
+    ):
+        assert found.pop(name) == logprob == -0.5
+        assert found == {"token_id:3": -4.0, "token_id:30": -31.0}
 
 
 def test_b25_echo_scores_a_prompt(server: LiveServer) -> None:

@@ -308,12 +308,6 @@ def test_b49_b51_body_is_not_json(server: LiveServer, body: bytes) -> None:
             "tools[0].type",
         ),
         (COMPLETIONS, {"prompt": "a", "suffix": "b"}, "unsupported_feature", "suffix"),
-        (
-            COMPLETIONS,
-            {"prompt": "a", "logprob_token_ids": [1]},
-            "unsupported_feature",
-            "logprob_token_ids",
-        ),
         ("/v1/embeddings", {"input": "a"}, "unsupported_feature", "model"),
         # Ids.
         ("/detokenize", {"tokens": [-1]}, "invalid_value", "tokens[0]"),

@@ -24,6 +24,7 @@ class Limits:
     """Entries of ``logit_bias``."""
     max_logprobs: int = 20
     """Top candidates at one position; -1 lifts the bound (then ``logprobs=-1`` means all)."""
+    max_logprob_token_ids: int = 128
     max_repetition_pattern_size: int = 512
     """Tokens of the longest pattern that ``repetition_detection`` looks for."""
     max_cache_salt_chars: int = 128

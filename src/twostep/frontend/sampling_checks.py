@@ -42,7 +42,7 @@ def check_sampling_params(
 
     Normal form: ``stop``, ``stop_token_ids`` and ``bad_words`` are lists or None, greedy requests
     have no top-k, top-p or min-p, ``top_k`` is 0 or below the vocabulary size, tiny temperatures
-    are 0.01. What depends on prompt or tokenizer is left to ``InputProcessor``.
+    are 0.01, ``logprobs`` is 0 beside ``logprob_token_ids``. What depends on prompt or tokenizer is left to ``InputProcessor``.
     """
     params = params.clone()
     for name in _BOOLEANS:
@@ -133,6 +133,11 @@ def _check_token_lists(params: SamplingParams, limits: Limits, vocab_size: int) 
                 "allowed_token_ids",
             )
         params.allowed_token_ids = list(dict.fromkeys(allowed))
+    scored = _list_of(
+        "logprob_token_ids", params.logprob_token_ids, limits, "max_logprob_token_ids"
+    )
+    _check_ids("logprob_token_ids", scored, vocab_size)
+    params.logprob_token_ids = list(dict.fromkeys(scored)) or None
     _check_bad_words_ids(params.bad_words_token_ids, limits, vocab_size)
     _check_logit_bias(params.logit_bias, limits, vocab_size)
 
@@ -201,6 +206,8 @@ def _normalize(params: SamplingParams, vocab_size: int) -> None:
         params.temperature = _MIN_TEMPERATURE
     if params.top_k < 0 or params.top_k >= vocab_size:
         params.top_k = 0
+    if params.logprob_token_ids is not None:
+        params.logprobs = 0
 
 
 def _check_float(name: str, value: Any, low: float, high: float, *, open_low: bool = False) -> None:

@@ -138,7 +138,10 @@ class SequenceState:
         assert self._logprobs is not None
         assert self._cumulative_logprob is not None
         pending = self._detokenizer.pending if self._detokenizer is not None else b""
-        self._logprobs.append(named_logprobs(position, self._tokenizer, pending))
+        is_ranked = self._params.logprob_token_ids is None
+        self._logprobs.append(
+            named_logprobs(position, self._tokenizer, pending, is_ranked=is_ranked)
+        )
         self._cumulative_logprob += position.logprobs[0]
 
     def take_output(self, *, delta: bool) -> CompletionOutput:
@@ -160,17 +163,18 @@ class SequenceState:
 
 
 def named_logprobs(
-    position: TokenLogprobs, tokenizer: Tokenizer | None, pending: bytes
+    position: TokenLogprobs, tokenizer: Tokenizer | None, pending: bytes, *, is_ranked: bool = True
 ) -> dict[int, Logprob]:
     """{token id: Logprob} of one position; ``pending`` are the bytes of an unfinished character.
 
-    The chosen token comes first; the others follow by rank.
+    The chosen token comes first; the others follow by rank or, if not ``is_ranked``, as they were
+    asked for, and then their ranks are not known.
     """
     named: dict[int, Logprob] = {}
     for i, token_id in enumerate(position.token_ids):
         if token_id not in named:
             text = None if tokenizer is None else tokenizer.token_text(token_id, pending)
-            rank = i if i else position.rank
+            rank = position.rank if i == 0 else i if is_ranked else None
             named[token_id] = Logprob(position.logprobs[i], rank, text)
     return named
 

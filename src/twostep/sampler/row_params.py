@@ -42,6 +42,8 @@ class RowParams:
     num_logprobs: int = -1
     """How many besides the sampled token's own; -1 is off."""
     num_prompt_logprobs: int = -1
+    logprob_ids: list[int] = dataclasses.field(default_factory=list)
+    """Of sampled tokens: these instead of the best ``num_logprobs``."""
 
 
 def row_params(request: NewRequestData, vocab_size: int) -> RowParams:
@@ -72,6 +74,7 @@ def row_params(request: NewRequestData, vocab_size: int) -> RowParams:
         min_tokens=params.min_tokens,
         num_logprobs=_count(params.logprobs, vocab_size),
         num_prompt_logprobs=_count(params.prompt_logprobs, vocab_size),
+        logprob_ids=params.logprob_token_ids or [],
     )
 
 
@@ -82,6 +85,8 @@ def stage_row(state: Any, step: Any, row: int, token_ids: list[int], params: Row
     vocabulary or a number outside its range.
     """
     values = {name: getattr(params, name) for name in _FIELDS}
+    if params.logprob_ids:
+        values["logprob_ids"] = params.logprob_ids
     state.stage(step, row, np.asarray(token_ids, dtype=np.int32), **values)
 
 
@@ -91,4 +96,7 @@ def _count(logprobs: int | None, vocab_size: int) -> int:
     return vocab_size if logprobs < 0 else logprobs
 
 
-_FIELDS = tuple(field.name for field in dataclasses.fields(RowParams))
+_FIELDS = tuple(
+    field.name for field in dataclasses.fields(RowParams) if field.name != "logprob_ids"
+)
+"""``logprob_ids`` is rarely there: most rows are staged without it."""

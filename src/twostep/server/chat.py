@@ -72,7 +72,9 @@ def chat_params(state: ServerState, request: ChatCompletionRequest) -> SamplingP
     if params.max_tokens == 0:
         field = "max_tokens" if given is None else "max_completion_tokens"
         raise ApiError("invalid_value", f"{field} is 0; it must be at least 1", field)
-    params.logprobs = (request.top_logprobs or 0) if request.logprobs else None
+    # Log-probabilities of certain tokens take the place of the likeliest ones.
+    most = 0 if request.logprob_token_ids else request.top_logprobs or 0
+    params.logprobs = most if request.logprobs or request.logprob_token_ids else None
     return params
 
 

@@ -9,7 +9,7 @@ import msgspec
 
 from twostep.contracts.results import CompletionOutput, RequestOutput
 from twostep.contracts.sampling import SamplingParams
-from twostep.server.logprobs import LogprobNames, prompt_logprobs
+from twostep.server.logprobs import LogprobNames, prompt_logprobs, shown_logprobs
 from twostep.server.parsers.events import Event, Reasoning, Text, ToolArguments, ToolStart
 from twostep.server.parsers.output_parser import OutputParser
 from twostep.server.protocol.chat import (
@@ -81,6 +81,7 @@ class ChatWriter:
     ) -> None:
         self._request = request
         self._tokenizer = state.engine.tokenizer
+        self._with_logprobs = params.logprobs is not None
         self._names = LogprobNames(self._tokenizer, as_ids=bool(request.return_tokens_as_token_ids))
         self._counter = UsageCounter(1)
         self._choices = [_Choice(make_parser()) for _ in range(params.n)]
@@ -138,7 +139,7 @@ class ChatWriter:
             stop_reason=stop_reason,
         )
         hidden = bool(choice.reasoning) and not self._shows_reasoning
-        if self._request.logprobs:
+        if self._with_logprobs:
             answer.logprobs = ChatLogprobs(content=[] if hidden else self._logprobs(completion))
         if self._request.return_token_ids:
             answer.token_ids = [] if hidden else completion.token_ids
@@ -153,7 +154,7 @@ class ChatWriter:
         return reason, stop_reason
 
     def _logprobs(self, completion: CompletionOutput) -> list[ChatTokenLogprob]:
-        most = self._request.top_logprobs or 0
+        most = shown_logprobs(self._request.top_logprobs, self._request.logprob_token_ids)
         return self._names.chat(completion.token_ids, completion.logprobs or [], most)
 
     def _count_reasoning(self) -> None:
@@ -198,7 +199,7 @@ class ChatWriter:
         return data
 
     def _hold_token_facts(self, choice: _Choice, completion: CompletionOutput) -> None:
-        if self._request.logprobs:
+        if self._with_logprobs:
             choice.logprobs += self._logprobs(completion)
         if self._request.return_token_ids:
             choice.token_ids += completion.token_ids

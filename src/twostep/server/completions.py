@@ -12,7 +12,7 @@ from twostep.contracts.sampling import RequestOutputKind, SamplingParams
 from twostep.server.errors import ApiError
 from twostep.server.generation import Generation, Job
 from twostep.server.http import HttpCall
-from twostep.server.logprobs import LogprobNames, prompt_logprobs
+from twostep.server.logprobs import LogprobNames, prompt_logprobs, shown_logprobs
 from twostep.server.prompts import completion_prompts
 from twostep.server.protocol.completions import (
     CompletionChoice,
@@ -68,7 +68,7 @@ def completion_params(state: ServerState, request: CompletionRequest) -> Samplin
     if params.max_tokens == 0 and request.echo:
         # A forward pass always gives one token: it is computed and not told.
         params.max_tokens = 1
-    params.logprobs = request.logprobs
+    params.logprobs = 0 if request.logprob_token_ids else request.logprobs
     if request.echo and request.logprobs is not None:
         params.prompt_logprobs = request.logprobs
     return params
@@ -167,9 +167,9 @@ class CompletionWriter:
 
         With ``first`` and echo the prompt's come before them.
         """
-        most = self._request.logprobs
-        if most is None:
+        if self._params.logprobs is None:
             return None, offset
+        most = shown_logprobs(self._request.logprobs, self._request.logprob_token_ids)
         ids: list[int] = []
         found: list[dict[int, Logprob] | None] = []
         if first and self._echo:
@@ -204,7 +204,7 @@ class CompletionWriter:
             self._templates[choice] = ChunkTemplate(self._plain_chunk(choice, _MARKER), _MARKER)
         is_plain = (
             completion.finish_reason is None
-            and self._request.logprobs is None
+            and self._params.logprobs is None
             and not self._usage_always
             and not self._request.return_token_ids
             and not (first and self._echo)

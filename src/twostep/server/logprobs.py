@@ -14,6 +14,12 @@ LOWEST = -9999.0
 """JSON has no minus infinity."""
 
 
+def shown_logprobs(top: int | None, token_ids: Sequence[int] | None) -> int:
+    """How many candidates of a position are shown: the ``top`` likeliest, or all that were asked
+    for by ``token_ids``, the chosen one included."""
+    return 1 + len(token_ids) if token_ids else top or 0
+
+
 def finite(logprob: float) -> float:
     """A log-probability that JSON can hold."""
     return max(logprob, LOWEST) if logprob == logprob else LOWEST

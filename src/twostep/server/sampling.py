@@ -33,6 +33,7 @@ _SAME_NAME = (
     "ignore_eos",
     "min_tokens",
     "prompt_logprobs",
+    "logprob_token_ids",
     "skip_special_tokens",
     "spaces_between_special_tokens",
     "include_stop_str_in_output",
@@ -81,8 +82,6 @@ def sampling_params(request: SamplingFields, defaults: SamplingParams) -> Sampli
 
 
 def _check_unsupported(request: SamplingFields) -> None:
-    if request.logprob_token_ids is not None:
-        raise _unsupported("logprob_token_ids")
     if request.thinking_token_budget not in (None, -1):
         raise _unsupported("thinking_token_budget")
     if request.stream_options is not None and not request.stream:
