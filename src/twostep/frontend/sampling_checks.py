@@ -42,7 +42,8 @@ def check_sampling_params(
 
     Normal form: ``stop``, ``stop_token_ids`` and ``bad_words`` are lists or None, greedy requests
     have no top-k, top-p or min-p, ``top_k`` is 0 or below the vocabulary size, tiny temperatures
-    are 0.01, ``logprobs`` is 0 beside ``logprob_token_ids``. What depends on prompt or tokenizer is left to ``InputProcessor``.
+    are 0.01, ``logprobs`` is 0 beside ``logprob_token_ids``. What depends on prompt or tokenizer is
+    left to ``InputProcessor``.
     """
     params = params.clone()
     for name in _BOOLEANS:
