@@ -17,6 +17,10 @@ class TokenLogprobs(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Rank of index 0 in the whole vocabulary, 1 = most likely."""
 
 
+NO_TOKEN_LEFT = "no token is left that the request allows"
+"""Why a request failed whose own constraints exclude each other; the native sampler's words."""
+
+
 class ModelRunnerOutput(msgspec.Struct, kw_only=True):
     """Result of one step. Rows are looked up by id, never by position in a later batch."""
 

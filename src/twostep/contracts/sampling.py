@@ -19,8 +19,25 @@ class RequestOutputKind(enum.IntEnum):
     """Nothing until the request has finished."""
 
 
+class ThinkingBudget(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """How long a model may reason. Made by who knows the form of its reasoning."""
+
+    max_tokens: int
+    """Between the tags; then the tag that ends reasoning is forced."""
+    start: str
+    """The tag that opens reasoning."""
+    end: str
+    end_token_ids: tuple[int, ...]
+    """The ids that spell ``end``."""
+    is_thinking: bool = False
+    """Whether the prompt has opened it."""
+
+
 class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A constraint on the generated text; exactly one of the first five fields is set."""
+    """A constraint on the generated text; exactly one of the first five fields is set.
+
+    None of them may be set beside ``thinking``.
+    """
 
     json: str | dict[str, Any] | None = None
     """A JSON schema."""
@@ -36,6 +53,8 @@ class StructuredOutputsParams(msgspec.Struct, frozen=True, kw_only=True, omit_de
     """JSON in its most compact form."""
     whitespace_pattern: str | None = None
     """A regex of the white space between the parts of JSON, instead of the default."""
+    thinking: ThinkingBudget | None = None
+    """A bound on the reasoning that the text, constrained as a whole, may have in it."""
 
 
 class RepetitionDetectionParams(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):

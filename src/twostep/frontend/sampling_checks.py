@@ -13,6 +13,7 @@ from twostep.contracts.sampling import (
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
+    ThinkingBudget,
 )
 
 _MAX_INT64 = 2**63 - 1
@@ -53,7 +54,7 @@ def check_sampling_params(
     _check_counts(params, limits)
     params.stop = _check_stop(params.stop, limits)
     _check_token_lists(params, limits, vocab_size)
-    _check_structured(params.structured_outputs)
+    _check_structured(params.structured_outputs, limits, vocab_size)
     _check_repetition(params.repetition_detection, limits)
     if params.stop and not params.detokenize:
         raise InvalidRequestError("stop strings need detokenize=True", "stop")
@@ -168,16 +169,34 @@ def _check_logit_bias(bias: Any, limits: Limits, vocab_size: int) -> None:
             )
 
 
-def _check_structured(structured: Any) -> None:
+def _check_structured(structured: Any, limits: Limits, vocab_size: int) -> None:
     if structured is None:
         return
     if not isinstance(structured, StructuredOutputsParams):
         raise _bad("structured_outputs", structured, "a StructuredOutputsParams")
     fields = ("json", "regex", "choice", "grammar", "json_object")
-    if sum(getattr(structured, name) not in (None, False) for name in fields) != 1:
+    if structured.thinking is not None:
+        _check_thinking(structured.thinking, limits, vocab_size)
+    num_kinds = sum(getattr(structured, name) not in (None, False) for name in fields)
+    if num_kinds > 1 or (num_kinds == 0 and structured.thinking is None):
         raise InvalidRequestError(
             f"structured_outputs must set exactly one of {', '.join(fields)}", "structured_outputs"
         )
+
+
+def _check_thinking(budget: Any, limits: Limits, vocab_size: int) -> None:
+    name = "thinking_token_budget"
+    if not isinstance(budget, ThinkingBudget):
+        raise _bad(name, budget, "a ThinkingBudget")
+    _check_int(name, budget.max_tokens, 0, _MAX_INT64)
+    for tag in (budget.start, budget.end):
+        if not isinstance(tag, str) or not tag:
+            raise _bad(name, tag, "a budget whose tags are texts that are not empty")
+        if _utf8_size(name, tag) > limits.max_stop_string_bytes:
+            raise _bad(name, tag, f"a budget whose tags have {limits.max_stop_string_bytes} bytes")
+    if not budget.end_token_ids:
+        raise _bad(name, budget.end_token_ids, "a budget with the ids that end reasoning")
+    _check_ids(name, list(budget.end_token_ids), vocab_size)
 
 
 def _check_repetition(detection: Any, limits: Limits) -> None:

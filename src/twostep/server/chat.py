@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from twostep.contracts.sampling import (
     RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
+    ThinkingBudget,
 )
 from twostep.server.chat_messages import check_chat_fields, tool_dicts
 from twostep.server.chat_writer import ChatWriter
@@ -36,7 +39,10 @@ async def create_chat_completion(
     if parsing.is_needed and state.formats.needs_special_tokens:
         params.skip_special_tokens = False  # markers may be special tokens
     asked = params.structured_outputs
-    params.structured_outputs = parsing.constraint(asked)
+    constraint = parsing.constraint(asked)
+    params.structured_outputs = parsing.bounded(
+        constraint, request.thinking_token_budget, is_the_users=constraint is asked
+    )
     name = answer_id("chatcmpl", call, request)
     log_request(state, name, request, params)
     writer = ChatWriter(state, request, params, name, parsing.make)
@@ -46,7 +52,7 @@ async def create_chat_completion(
         [Job(prompt.engine_prompt, len(prompt.token_ids), params)],
         name=name,
         cache_salt=cache_salt(request),
-        param_names=param_names(request, calls_are_held=params.structured_outputs is not asked),
+        param_names=param_names(request, calls_are_held=constraint is not asked),
     )
     await generation.answer(writer, stream=bool(request.stream))
 
@@ -89,7 +95,7 @@ class ChatParsing:
         self._choice = tool_choice(request)
         self._parallel = request.parallel_tool_calls is not False
         self._starts_in_reasoning = state.formats.opens_reasoning(prompt.text)
-        self._special_tokens = state.engine.tokenizer.special_tokens
+        self._tokenizer = state.engine.tokenizer
         has_tools = self._formats.format_for(self._tools, self._choice) is not None
         self.is_needed = has_tools or self._formats.reasoning_format is not None
 
@@ -102,8 +108,47 @@ class ChatParsing:
             answer,
             starts_in_reasoning=self._starts_in_reasoning,
             parallel_tool_calls=self._parallel,
-            special_tokens=self._special_tokens,
+            special_tokens=self._tokenizer.special_tokens,
         )
+
+    def bounded(
+        self,
+        constraint: StructuredOutputsParams | None,
+        budget: int | None,
+        *,
+        is_the_users: bool,
+    ) -> StructuredOutputsParams | None:
+        """The constraint with a bound on reasoning; ApiError where it has no known form or place.
+
+        ``is_the_users``: the request brought the constraint as it is.
+        """
+        if budget is None or budget < 0:
+            return constraint
+        tags = self._formats.reasoning_tags
+        if tags is None:
+            raise ApiError(
+                "unsupported_feature",
+                "thinking_token_budget: this model has no form of reasoning that is known here "
+                "(--reasoning-parser names one); leave it out",
+                "thinking_token_budget",
+            )
+        if is_the_users and constraint is not None and constraint.grammar is not None:
+            raise ApiError(
+                "invalid_value",
+                "thinking_token_budget and a grammar exclude each other: the grammar says what the "
+                "whole text is, reasoning and all",
+                "thinking_token_budget",
+            )
+        thinking = ThinkingBudget(
+            max_tokens=budget,
+            start=tags.start,
+            end=tags.end,
+            end_token_ids=tuple(self._tokenizer.encode(tags.end, False)),
+            is_thinking=self._starts_in_reasoning,
+        )
+        if constraint is None:
+            return StructuredOutputsParams(thinking=thinking)
+        return msgspec.structs.replace(constraint, thinking=thinking)
 
     def make(self) -> OutputParser | None:
         """The parser of one choice; None if its text is just text."""

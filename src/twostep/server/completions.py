@@ -58,6 +58,13 @@ def completion_params(state: ServerState, request: CompletionRequest) -> Samplin
             "suffix is not supported: the model knows no filling in of the middle",
             "suffix",
         )
+    if request.thinking_token_budget is not None and request.thinking_token_budget >= 0:
+        raise ApiError(
+            "unsupported_feature",
+            "thinking_token_budget is for conversations: a plain text has no reasoning that is "
+            "told apart; leave it out",
+            "thinking_token_budget",
+        )
     if request.best_of is not None and request.best_of != (request.n or 1):
         raise ApiError(
             "invalid_value", "best_of is not supported unless it equals n; leave it out", "best_of"

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
 
 from twostep.contracts.errors import InvalidRequestError
+from twostep.contracts.outputs import NO_TOKEN_LEFT
 from twostep.contracts.request import FinishReason
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import SamplingParams
@@ -207,6 +208,12 @@ class Generation:
         for completion in output.outputs:
             reason = completion.finish_reason
             if reason == str(FinishReason.ERROR):
+                if completion.stop_reason == NO_TOKEN_LEFT:
+                    raise ApiError(
+                        "invalid_value",
+                        f"{NO_TOKEN_LEFT}: its constraints (structured output, allowed_token_ids, "
+                        "bad_words, min_tokens) exclude each other, or are too much work",
+                    )
                 logger.error(
                     "request %s failed in the engine: %s",
                     self._call.request_id,

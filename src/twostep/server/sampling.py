@@ -82,18 +82,19 @@ def sampling_params(request: SamplingFields, defaults: SamplingParams) -> Sampli
 
 
 def _check_unsupported(request: SamplingFields) -> None:
-    if request.thinking_token_budget not in (None, -1):
-        raise _unsupported("thinking_token_budget")
+    budget = request.thinking_token_budget
+    if budget is not None and budget < -1:
+        raise ApiError(
+            "invalid_value",
+            f"thinking_token_budget is {shown(budget)}; it must be -1 (no bound) or at least 0",
+            "thinking_token_budget",
+        )
     if request.stream_options is not None and not request.stream:
         raise ApiError(
             "invalid_value",
             "stream_options needs stream: true; set it or leave it out",
             "stream_options",
         )
-
-
-def _unsupported(name: str) -> ApiError:
-    return ApiError("unsupported_feature", f"{name} is not supported; leave it out", name)
 
 
 def _logit_bias(given: dict[str, float]) -> dict[int, float]:

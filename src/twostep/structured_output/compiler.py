@@ -12,9 +12,11 @@ from typing import TYPE_CHECKING
 
 from twostep.config.limits import Limits
 from twostep.contracts.errors import InvalidRequestError
+from twostep.contracts.grammar import GrammarFuture
 from twostep.contracts.sampling import StructuredOutputsParams
 from twostep.structured_output.grammar import LLGuidanceGrammar
-from twostep.structured_output.source import GrammarSource, grammar_source, invalid
+from twostep.structured_output.source import GrammarSource, grammar_source, invalid, is_constrained
+from twostep.structured_output.thinking import ThinkingFuture
 from twostep.structured_output.tokenizer import Vocabulary, build_ll_tokenizer
 
 if TYPE_CHECKING:
@@ -52,8 +54,19 @@ class LLGuidanceCompiler:
 
     def compile(
         self, params: StructuredOutputsParams, end_token_ids: Collection[int]
-    ) -> CompiledGrammar:
+    ) -> GrammarFuture:
         """Start compiling; does not wait and does not raise."""
+        if params.thinking is None:
+            return self._compile_text(params, end_token_ids)
+        inner: GrammarFuture | None = None
+        if is_constrained(params):
+            inner = self._compile_text(params, end_token_ids)
+        loaded = self._pool.submit(self._ll_tokenizer)
+        return ThinkingFuture(inner, params.thinking, lambda: loaded.result()[1], loaded.done)
+
+    def _compile_text(
+        self, params: StructuredOutputsParams, end_token_ids: Collection[int]
+    ) -> CompiledGrammar:
         future: Future[llguidance.LLMatcher]
         try:
             source = grammar_source(params, self._limits)
@@ -66,6 +79,8 @@ class LLGuidanceCompiler:
 
     def validate(self, params: StructuredOutputsParams) -> None:
         """Compile, and wait for it. InvalidRequestError says what cannot be kept, and why."""
+        if params.thinking is not None and not is_constrained(params):
+            return
         seconds = self._limits.max_grammar_compile_seconds
         source = grammar_source(params, self._limits)
         with self._lock:

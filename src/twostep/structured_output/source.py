@@ -40,6 +40,11 @@ def invalid(message: str) -> InvalidRequestError:
     return InvalidRequestError(message, PARAM, "invalid_schema")
 
 
+def is_constrained(params: StructuredOutputsParams) -> bool:
+    """Whether there is a text to compile; else there is only a bound on reasoning."""
+    return any(getattr(params, name) not in (None, False) for name in KINDS)
+
+
 def kind_of(params: StructuredOutputsParams) -> str:
     """The one kind that is set. Raises InvalidRequestError if it is not exactly one."""
     kinds = [name for name in KINDS if getattr(params, name) not in (None, False)]

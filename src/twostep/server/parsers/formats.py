@@ -11,7 +11,7 @@ import msgspec
 
 from twostep.contracts.errors import UsageError
 from twostep.server.parsers.events import CallIds
-from twostep.server.parsers.output_parser import OutputParser
+from twostep.server.parsers.output_parser import OutputParser, ThinkTags
 from twostep.server.parsers.syntaxes import REASONING_TAGS, make_syntax
 
 ToolChoice = Literal["none", "auto", "required"] | Mapping[str, Any]
@@ -65,6 +65,11 @@ class Formats(msgspec.Struct, frozen=True, kw_only=True):
     def needs_special_tokens(self) -> bool:
         """Whether markers may be special tokens: ``skip_special_tokens`` must be off then."""
         return self.tool_format is not None or self.reasoning_format is not None
+
+    @property
+    def reasoning_tags(self) -> ThinkTags | None:
+        """What surrounds reasoning; None: it is text like any other."""
+        return None if self.reasoning_format is None else REASONING_TAGS[self.reasoning_format]
 
     def opens_reasoning(self, prompt: str) -> bool:
         """Whether the answer to this prompt starts inside of a think block."""
