@@ -82,17 +82,19 @@ void bind_attention(nb::module_& m) {
   m.def("add_attention",
         [](Plan& plan, const Device& d, std::shared_ptr<KVCache> cache, int layer,
            std::shared_ptr<Rows> q, int num_heads, int num_threads, int sliding_window,
-           float softcap, std::shared_ptr<Rows> rows, std::vector<std::shared_ptr<ActBuffer>> acts) {
+           float softcap, bool causal, std::shared_ptr<Rows> rows,
+           std::vector<std::shared_ptr<ActBuffer>> acts) {
           add_attention(plan, *d.table, std::move(cache), layer, std::move(q),
-                        {num_heads, sliding_window, softcap, num_threads}, std::move(rows),
+                        {num_heads, sliding_window, softcap, num_threads, causal}, std::move(rows),
                         std::move(acts));
         },
         nb::arg("plan"), nb::arg("device"), nb::arg("cache"), nb::arg("layer"), nb::arg("q"),
         nb::kw_only(), nb::arg("num_heads"), nb::arg("num_threads"),
-        nb::arg("sliding_window") = 0, nb::arg("softcap") = 0.0f, nb::arg("rows").none() = nb::none(),
-        nb::arg("acts") = nb::list(),
-        "Causal attention of q (as add_rope_cache leaves it) over the cache, into float32 rows and/or\n"
-        "activations [T, num_heads * head_dim]. num_threads is the stream's.");
+        nb::arg("sliding_window") = 0, nb::arg("softcap") = 0.0f, nb::arg("causal") = true,
+        nb::arg("rows").none() = nb::none(), nb::arg("acts") = nb::list(),
+        "Attention of q (as add_rope_cache leaves it) over the cache, into float32 rows and/or\n"
+        "activations [T, num_heads * head_dim]. num_threads is the stream's. Without the causal mask a\n"
+        "text must be in one step.");
 }
 
 }  // namespace twostep

@@ -36,5 +36,6 @@ void bind_rows(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sample(nb::module_& m);
+void bind_pool(nb::module_& m);
 
 }  // namespace twostep

@@ -9,4 +9,5 @@ NB_MODULE(_native, m) {
   twostep::bind_linear(m);
   twostep::bind_attention(m);
   twostep::bind_sample(m);
+  twostep::bind_pool(m);
 }

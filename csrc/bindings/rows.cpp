@@ -31,6 +31,18 @@ void bind_rows(nb::module_& m) {
   m.def("add_put_rows", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, RowSet set, Acts acts) {
     plan.add(make_put_rows(*d.table, x, set, std::move(acts)));
   });
+  m.def("add_layer_norm", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
+                             std::shared_ptr<Vector> bias, float eps, std::shared_ptr<Rows> rows, Acts acts) {
+    plan.add(make_layer_norm(*d.table, x, weight, bias, eps, rows, std::move(acts)));
+  }, nb::arg("plan"), nb::arg("device"), nb::arg("x"), nb::arg("weight"), nb::arg("bias"), nb::arg("eps"),
+     nb::arg("rows").none(), nb::arg("acts"));
+  m.def("add_gelu", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Rows> rows,
+                       Acts acts) {
+    plan.add(make_gelu(*d.table, x, rows, std::move(acts)));
+  }, nb::arg("plan"), nb::arg("device"), nb::arg("x"), nb::arg("rows").none(), nb::arg("acts"));
+  m.def("add_positions", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Vector> table) {
+    plan.add(make_add_positions(*d.table, x, table));
+  }, nb::arg("plan"), nb::arg("device"), nb::arg("x"), nb::arg("table"));
   m.def("add_gather", [](Plan& plan, std::shared_ptr<Rows> x, std::shared_ptr<Rows> out) {
     plan.add(make_gather(x, out));
   });

@@ -54,6 +54,7 @@ struct AttentionTile {
   const void* k_blocks;      // pool of this layer and KV head
   const void* v_blocks;
   const int32_t* block_ids;  // of the request, by position / 16
+  int length = 0;            // above 0: no causal mask, every query sees positions 0 .. length - 1
 };
 
 // The kernels of one KV data type.

@@ -11,6 +11,14 @@ struct RmsNormArgs {
   float eps;
 };
 
+struct LayerNormArgs {
+  const float* x;       // [width]
+  const float* weight;  // [width]
+  const float* bias;    // [width]
+  int width;
+  float eps;
+};
+
 struct RowKernels {
   // y = x / sqrt(mean(x^2) + eps) * weight; y may be x.
   void (*rms_norm)(const RmsNormArgs&, float* y);
@@ -24,6 +32,12 @@ struct RowKernels {
   void (*add)(float* y, const float* x, int n);
   // y = cap * tanh(y / cap), [n]
   void (*softcap)(float* y, float cap, int n);
+  // y = (x - mean(x)) / sqrt(var(x) + eps) * weight + bias; y may be x.
+  void (*layer_norm)(const LayerNormArgs&, float* y);
+  void (*layer_norm_act)(const LayerNormArgs&, const Act&, int r0, int rows, int m);
+  // y = x * Phi(x), the exact GELU, [n]; y may be x.
+  void (*gelu)(const float* x, float* y, int n);
+  void (*gelu_act)(const float* x, const Act&, int r0, int rows, int m);
 };
 
 }  // namespace twostep

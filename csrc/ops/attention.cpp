@@ -60,7 +60,7 @@ class Attention final : public Op {
       layer.finish(step, task, scratch.total, scratch.out);
       return;
     }
-    const AttentionSpan span = attention_span(tile.position, task.num_tokens, tile.window);
+    const AttentionSpan span = tile_span(step, layer.shape, task.req, task.token, task.num_tokens);
     for (int s = task.segment_begin; s < task.segment_end; s++) {
       const int row = task.partial_row + (s - span.segment_begin) * tile.rows;
       layer.cache->layout().attend_segment(tile, s, layer.scratch->partial(row));
@@ -78,6 +78,7 @@ class Attention final : public Op {
     tile.head_dim = cache.head_dim;
     tile.position = step.positions[task.token];
     tile.window = layer.shape.window;
+    tile.length = layer.shape.causal ? 0 : step.seq_lens[task.req];
     tile.softcap = layer.spec.softcap * 1.44269504088896341f;
     tile.q = scratch.q;
     tile.scores = scratch.scores;
@@ -139,6 +140,7 @@ void check_arguments(const KernelTable& table, const KVCache& cache, int layer, 
   for (const auto& act : acts) check(act->act().width == width, "an activation is not num_heads * head_dim wide");
   check(spec.sliding_window >= 0 && spec.softcap >= 0 && spec.num_threads > 0,
         "sliding_window, softcap or num_threads is out of range");
+  check(spec.causal || spec.sliding_window == 0, "a window needs a causal mask");
 }
 
 }  // namespace
@@ -154,7 +156,7 @@ void add_attention(Plan& plan, const KernelTable& table, std::shared_ptr<KVCache
   ops->q = q;
   ops->spec = spec;
   ops->shape = {cache->num_kv_heads, group, spec.sliding_window, tile_tokens, spec.num_threads,
-                cache->num_blocks, AttentionScratch::kPartialRows};
+                cache->num_blocks, AttentionScratch::kPartialRows, spec.causal};
   ops->scratch = cache->scratch(spec.num_threads, tile_tokens * group);
   // Where a tile's heads end within a group of 32, another tile would have to write the rest of it.
   const bool whole_groups = group * cache->head_dim % kGroup == 0;

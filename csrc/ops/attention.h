@@ -31,6 +31,7 @@ struct AttentionSpec {
   int sliding_window = 0;  // 0: none
   float softcap = 0;       // 0: none; the one that make_rope_cache was given
   int num_threads = 0;     // of the stream
+  bool causal = true;      // false: every token sees the whole text, which must be in one step
 };
 
 // Appends the ops that compute softmax(q k^T) v for every token, q from make_rope_cache, into `rows` (float32

@@ -38,6 +38,15 @@ void check_blocks(const Step& step, const AttentionShape& shape) {
   }
 }
 
+void check_whole_texts(const Step& step) {
+  for (int r = 0; r < step.num_reqs; r++) {
+    if (step.query_start_loc[r + 1] - step.query_start_loc[r] != step.seq_lens[r]) {
+      throw std::invalid_argument("attention: without a causal mask a text must be in one step, but " +
+                                  std::to_string(step.seq_lens[r]) + " tokens are not");
+    }
+  }
+}
+
 std::vector<Tile> cut_tiles(const Step& step, const AttentionShape& shape) {
   std::vector<Tile> tiles;
   for (int r = 0; r < step.num_reqs; r++) {
@@ -47,7 +56,7 @@ std::vector<Tile> cut_tiles(const Step& step, const AttentionShape& shape) {
       tile.req = r;
       tile.token = t;
       tile.num_tokens = std::min(shape.tile_tokens, end - t);
-      tile.span = attention_span(step.positions[t], tile.num_tokens, shape.window);
+      tile.span = tile_span(step, shape, r, t, tile.num_tokens);
       tile.cost = int64_t{tile.num_tokens} * shape.group * tile.span.positions;
       tiles.push_back(tile);
     }
@@ -101,6 +110,7 @@ void deal(std::vector<AttentionTask>& tasks, int num_threads) {
 
 std::shared_ptr<const AttentionWork> make_work(const Step& step, const AttentionShape& shape) {
   check_blocks(step, shape);
+  if (!shape.causal) check_whole_texts(step);
   auto work = std::make_shared<AttentionWork>();
   work->shape = shape;
   const std::vector<Tile> tiles = cut_tiles(step, shape);
@@ -119,6 +129,12 @@ AttentionSpan attention_span(int position, int num_tokens, int window) {
   const int first = window > 0 ? std::max(0, position - window + 1) : 0;
   const int end = position + num_tokens;
   return {first / kSegment, (end - 1) / kSegment + 1, end - first};
+}
+
+AttentionSpan tile_span(const Step& step, const AttentionShape& shape, int req, int token,
+                        int num_tokens) {
+  if (!shape.causal) return attention_span(0, step.seq_lens[req], 0);
+  return attention_span(step.positions[token], num_tokens, shape.window);
 }
 
 const AttentionWork& attention_work(const Step& step, const AttentionShape& shape) {

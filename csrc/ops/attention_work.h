@@ -17,11 +17,12 @@ struct AttentionShape {
   int num_threads;
   int num_blocks;     // of the cache
   int partial_rows;   // room for partial results
+  bool causal;        // false: every token sees the whole text
 
   bool operator==(const AttentionShape& o) const {
     return num_kv_heads == o.num_kv_heads && group == o.group && window == o.window &&
            tile_tokens == o.tile_tokens && num_threads == o.num_threads &&
-           num_blocks == o.num_blocks && partial_rows == o.partial_rows;
+           num_blocks == o.num_blocks && partial_rows == o.partial_rows && causal == o.causal;
   }
 };
 
@@ -50,9 +51,12 @@ struct AttentionSpan {
   int positions;
 };
 AttentionSpan attention_span(int position, int num_tokens, int window);
+// What `num_tokens` tokens of request `req` see, the first at `token` in the flat batch.
+AttentionSpan tile_span(const Step&, const AttentionShape&, int req, int token, int num_tokens);
 
 // The work of this step, kept with it. Throws std::invalid_argument where the step doesn't fit the
-// cache: a block table made for other blocks, a block id out of range.
+// cache: a block table made for other blocks, a block id out of range; or, without a causal mask, has
+// only a part of a text.
 const AttentionWork& attention_work(const Step&, const AttentionShape&);
 
 }  // namespace twostep

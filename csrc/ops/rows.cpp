@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstring>
 #include <stdexcept>
+#include <string>
 
 #include "isa/rows.h"
 
@@ -121,6 +122,96 @@ class PutRows final : public RowOp {
   std::vector<std::shared_ptr<ActBuffer>> acts_;
 };
 
+class LayerNorm final : public RowOp {
+ public:
+  LayerNorm(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
+            std::shared_ptr<Vector> bias, float eps, std::shared_ptr<Rows> rows,
+            std::vector<std::shared_ptr<ActBuffer>> acts)
+      : RowOp(RowSet::Tokens),
+        kernels_(*table.rows),
+        x_(std::move(x)),
+        weight_(std::move(weight)),
+        bias_(std::move(bias)),
+        eps_(eps),
+        rows_(std::move(rows)),
+        acts_(std::move(acts)) {
+    if (weight_->size != x_->width || bias_->size != x_->width) {
+      throw std::invalid_argument("layer_norm: weight or bias and row differ in width");
+    }
+  }
+  const char* name() const override { return "layer_norm"; }
+  void row(const Step& step, int m) const override {
+    const LayerNormArgs args{x_->row(m), weight_->data, bias_->data, x_->width, eps_};
+    for (const auto& act : acts_) {
+      const auto& tile = step.tiles_of(set_, act->act().form).of_row(m);
+      kernels_.layer_norm_act(args, act->act(), tile.r0, tile.rows, m);
+    }
+    if (rows_) kernels_.layer_norm(args, rows_->row(m));
+  }
+
+ private:
+  const RowKernels& kernels_;
+  std::shared_ptr<Rows> x_;
+  std::shared_ptr<Vector> weight_, bias_;
+  float eps_;
+  std::shared_ptr<Rows> rows_;
+  std::vector<std::shared_ptr<ActBuffer>> acts_;
+};
+
+class Gelu final : public RowOp {
+ public:
+  Gelu(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Rows> rows,
+       std::vector<std::shared_ptr<ActBuffer>> acts)
+      : RowOp(RowSet::Tokens),
+        kernels_(*table.rows),
+        x_(std::move(x)),
+        rows_(std::move(rows)),
+        acts_(std::move(acts)) {}
+  const char* name() const override { return "gelu"; }
+  void row(const Step& step, int m) const override {
+    for (const auto& act : acts_) {
+      const auto& tile = step.tiles_of(set_, act->act().form).of_row(m);
+      kernels_.gelu_act(x_->row(m), act->act(), tile.r0, tile.rows, m);
+    }
+    if (rows_) kernels_.gelu(x_->row(m), rows_->row(m), x_->width);
+  }
+
+ private:
+  const RowKernels& kernels_;
+  std::shared_ptr<Rows> x_, rows_;
+  std::vector<std::shared_ptr<ActBuffer>> acts_;
+};
+
+class AddPositions final : public RowOp {
+ public:
+  AddPositions(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Vector> positions)
+      : RowOp(RowSet::Tokens), kernels_(*table.rows), x_(std::move(x)), positions_(std::move(positions)) {
+    if (positions_->size % x_->width) {
+      throw std::invalid_argument("add_positions: table and row differ in width");
+    }
+  }
+  const char* name() const override { return "add_positions"; }
+  int num_chunks(const Step& step) const override {
+    const int most = positions_->size / x_->width;
+    for (const int32_t length : step.seq_lens) {
+      if (length > most) {
+        throw std::invalid_argument("add_positions: position " + std::to_string(length - 1) +
+                                    " is beyond the table of " + std::to_string(most));
+      }
+    }
+    return RowOp::num_chunks(step);
+  }
+  void row(const Step& step, int m) const override {
+    const size_t at = static_cast<size_t>(step.positions[m]) * x_->width;
+    kernels_.add(x_->row(m), positions_->data + at, x_->width);
+  }
+
+ private:
+  const RowKernels& kernels_;
+  std::shared_ptr<Rows> x_;
+  std::shared_ptr<Vector> positions_;
+};
+
 class Gather final : public RowOp {
  public:
   Gather(std::shared_ptr<Rows> x, std::shared_ptr<Rows> out)
@@ -168,6 +259,24 @@ std::unique_ptr<Op> make_add(const KernelTable& table, std::shared_ptr<Rows> x,
 std::unique_ptr<Op> make_put_rows(const KernelTable& table, std::shared_ptr<Rows> x, RowSet set,
                                   std::vector<std::shared_ptr<ActBuffer>> acts) {
   return std::make_unique<PutRows>(table, std::move(x), set, std::move(acts));
+}
+
+std::unique_ptr<Op> make_layer_norm(const KernelTable& table, std::shared_ptr<Rows> x,
+                                    std::shared_ptr<Vector> weight, std::shared_ptr<Vector> bias,
+                                    float eps, std::shared_ptr<Rows> rows,
+                                    std::vector<std::shared_ptr<ActBuffer>> acts) {
+  return std::make_unique<LayerNorm>(table, std::move(x), std::move(weight), std::move(bias), eps,
+                                     std::move(rows), std::move(acts));
+}
+
+std::unique_ptr<Op> make_gelu(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Rows> rows,
+                              std::vector<std::shared_ptr<ActBuffer>> acts) {
+  return std::make_unique<Gelu>(table, std::move(x), std::move(rows), std::move(acts));
+}
+
+std::unique_ptr<Op> make_add_positions(const KernelTable& table, std::shared_ptr<Rows> x,
+                                       std::shared_ptr<Vector> positions) {
+  return std::make_unique<AddPositions>(table, std::move(x), std::move(positions));
 }
 
 std::unique_ptr<Op> make_gather(std::shared_ptr<Rows> x, std::shared_ptr<Rows> out) {

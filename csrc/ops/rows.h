@@ -32,6 +32,18 @@ std::unique_ptr<Op> make_add(const KernelTable&, std::shared_ptr<Rows> x,
 // Activations of plain rows.
 std::unique_ptr<Op> make_put_rows(const KernelTable&, std::shared_ptr<Rows> x, RowSet set,
                                   std::vector<std::shared_ptr<ActBuffer>> acts);
+// y = layer_norm(x) * weight + bias, into `rows` (may be null) and activations.
+std::unique_ptr<Op> make_layer_norm(const KernelTable&, std::shared_ptr<Rows> x,
+                                    std::shared_ptr<Vector> weight, std::shared_ptr<Vector> bias,
+                                    float eps, std::shared_ptr<Rows> rows,
+                                    std::vector<std::shared_ptr<ActBuffer>> acts);
+// y = x * Phi(x), into `rows` (may be null) and activations.
+std::unique_ptr<Op> make_gelu(const KernelTable&, std::shared_ptr<Rows> x, std::shared_ptr<Rows> rows,
+                              std::vector<std::shared_ptr<ActBuffer>> acts);
+// x[t] += table[position of t]; `table` is [positions, width], one row behind the other. A step with a
+// position beyond it fails with std::invalid_argument.
+std::unique_ptr<Op> make_add_positions(const KernelTable&, std::shared_ptr<Rows> x,
+                                       std::shared_ptr<Vector> table);
 // out[m] = x[logits_indices[m]]
 std::unique_ptr<Op> make_gather(std::shared_ptr<Rows> x, std::shared_ptr<Rows> out);
 // Runs step.staged, alone, at the head of the forward plan.

@@ -28,6 +28,7 @@ struct Tiles {
 enum class RowSet : uint8_t { Tokens, Logits };
 
 struct SampleStep;  // what sampling reads and writes, see ops/sample.h
+struct PooledStep;  // where pooling writes, see ops/pool.h
 struct AttentionWork;  // how attention cuts a step into tasks, see ops/attention_work.h
 
 struct Step {
@@ -56,6 +57,7 @@ struct Step {
   // Derived by attention when it is launched, once for all layers of a kind.
   mutable std::mutex attention_mutex;
   mutable std::vector<std::shared_ptr<const AttentionWork>> attention_work;
+  std::shared_ptr<PooledStep> pooled;
 
   bool is_cached(int t) const {
     return !cached_lens.empty() && positions[t] < cached_lens[req_of_token[t]];

@@ -71,17 +71,18 @@ class Cache {
   }
 
   // Tokens first .. first + count - 1 of those that ask, as one tile; [count * group, head_dim].
-  std::vector<float> attend(int first, int count) const {
+  // `length` above 0: as if they were the first of a text of that length, without a causal mask.
+  std::vector<float> attend(int first, int count, int length = 0) const {
     const int d = case_.head_dim, rows = count * case_.group;
-    const int position = case_.first() + first;
+    const int position = length > 0 ? 0 : case_.first() + first;
     std::vector<float> packed(rows * d + 16), scores(static_cast<size_t>(rows) * kScoreStride), y(rows * d);
     layout_.pack_q(&sequence_.q[first * case_.group * d], case_.group * d, rows, case_.group, d, packed.data());
     const AttentionTile tile{rows, case_.group, d, position, case_.window,
                              case_.softcap * static_cast<float>(kLog2e), packed.data(), scores.data(),
-                             k_.as<char>(), v_.as<char>(), sequence_.block_ids.data()};
+                             k_.as<char>(), v_.as<char>(), sequence_.block_ids.data(), length};
     Part total(rows, d), part(rows, d);
     const int begin = case_.window > 0 ? std::max(0, position - case_.window + 1) / kSegment : 0;
-    const int end = (position + count - 1) / kSegment + 1;
+    const int end = ((length > 0 ? length : position + count) - 1) / kSegment + 1;
     layout_.attend_segment(tile, begin, total.view());
     for (int s = begin + 1; s < end; s++) {
       layout_.attend_segment(tile, s, part.view());
@@ -162,6 +163,19 @@ void test_tiles(const Kernels& kernels, Report& report) {
   }
 }
 
+// Without a causal mask a query at any position sees what the last one sees with it.
+void test_whole_text(const Kernels& kernels, Report& report) {
+  for (const KVType type : {KVType::BF16, KVType::F16, KVType::F32}) {
+    for (const int context : {1, 16, 17, 256, 270}) {
+      const Case c{type, 32, 1, 0, 0.0f, context, 1};
+      const Sequence s(c);
+      const Cache cache(kernels.tested, c, s);
+      const std::vector<float> last = cache.attend(0, 1), first = cache.attend(0, 1, context);
+      report.expect_same(first.data(), last.data(), last.size(), c.name() + ", whole text");
+    }
+  }
+}
+
 void test_rope(const Kernels& kernels, bool interleaved, int head_dim, int rotary_dim, Report& report) {
   const std::string what = (interleaved ? "rope pairs " : "rope halves ") + std::to_string(head_dim) +
                            " " + std::to_string(rotary_dim);
@@ -207,6 +221,7 @@ void test_put_groups(const Kernels& kernels, Report& report) {
 
 void test_attention(const Kernels& kernels, Report& report) {
   test_tiles(kernels, report);
+  test_whole_text(kernels, report);
   for (const bool interleaved : {false, true}) {
     for (const auto& [head_dim, rotary_dim] :
          {std::pair{64, 64}, {80, 20}, {16, 2}, {48, 48}, {32, 6}, {256, 256}, {96, 72}}) {

@@ -1,4 +1,4 @@
-// Norms, residual add, soft cap, and activations in every form.
+// Norms, GELU, residual add, soft cap, and activations in every form.
 #include "check.h"
 
 namespace twostep::test {
@@ -93,6 +93,64 @@ void test_elementwise(const Kernels& kernels, int width, Report& report) {
   report.expect_same(got.data(), want.data(), width + 1, "softcap " + std::to_string(width));
 }
 
+void test_layer_norm(const Kernels& kernels, int width, Report& report) {
+  const std::string what = "layer_norm " + std::to_string(width);
+  Random random(width + 70);
+  auto x = random.values(width);
+  for (float& v : x) v += 30;  // a mean that must cost no digits
+  const auto weight = random.values(width), bias = random.values(width);
+  const LayerNormArgs args{x.data(), weight.data(), bias.data(), width, 1e-5f};
+  std::vector<float> y(width + 1, 7.0f), plain(width);
+  kernels.tested.rows->layer_norm(args, y.data());
+  report.expect(y[width] == 7.0f, what + " wrote beyond the row");
+
+  double mean = 0, variance = 0;
+  for (const float v : x) mean += static_cast<double>(v) / width;
+  for (const float v : x) variance += (v - mean) * (v - mean) / width;
+  std::vector<double> want(width), size(width);
+  for (int i = 0; i < width; i++) {
+    const double normed = (x[i] - mean) / std::sqrt(variance + 1e-5);
+    want[i] = normed * weight[i] + bias[i];
+    // The mean is rounded to float: that error grows by what the deviation is divided by.
+    size[i] = (std::fabs(normed) + 30 / std::sqrt(variance + 1e-5)) * std::fabs(weight[i]) + std::fabs(bias[i]);
+  }
+  report.expect_close(y.data(), want, size, 2e-6, what);
+  if (kernels.same_order()) {
+    kernels.scalar.rows->layer_norm(args, plain.data());
+    report.expect_same(y.data(), plain.data(), width, what + " against plain C++");
+  }
+  for (const ActForm form : {ActForm::Q8, ActForm::BF16, ActForm::F32}) {
+    const ActBuffer got(form, width, 1), put(form, width, 1);
+    kernels.tested.rows->layer_norm_act(args, got.act(), 0, 1, 0);
+    kernels.tested.rows->put_row(y.data(), put.act(), 0, 1, 0);
+    expect_same_act(got.act(), put.act(), 1, what + " act", report);
+  }
+}
+
+void test_gelu(const Kernels& kernels, int width, Report& report) {
+  const std::string what = "gelu " + std::to_string(width);
+  Random random(width + 90);
+  auto x = random.values(width);
+  if (width > 8) x[1] = 0, x[2] = -30, x[3] = 30, x[4] = 1e-20f;
+  std::vector<float> y(width + 1, 7.0f), plain(width);
+  kernels.tested.rows->gelu(x.data(), y.data(), width);
+  report.expect(y[width] == 7.0f, what + " wrote beyond the row");
+  std::vector<double> want(width), size(width);
+  for (int i = 0; i < width; i++) {
+    want[i] = 0.5 * x[i] * (1 + std::erf(x[i] / std::sqrt(2.0)));
+    size[i] = std::fabs(x[i]);
+  }
+  report.expect_close(y.data(), want, size, 3e-7, what);
+  kernels.scalar.rows->gelu(x.data(), plain.data(), width);
+  report.expect_same(y.data(), plain.data(), width, what + " against plain C++");
+  for (const ActForm form : {ActForm::Q8, ActForm::BF16, ActForm::F32}) {
+    const ActBuffer got(form, width, 1), put(form, width, 1);
+    kernels.tested.rows->gelu_act(x.data(), got.act(), 0, 1, 0);
+    kernels.tested.rows->put_row(y.data(), put.act(), 0, 1, 0);
+    expect_same_act(got.act(), put.act(), 1, what + " act", report);
+  }
+}
+
 }  // namespace
 
 void test_rows(const Kernels& kernels, Report& report) {
@@ -100,6 +158,8 @@ void test_rows(const Kernels& kernels, Report& report) {
   for (const int width : kWidths) {
     test_rms_norm(kernels, width, report);
     test_elementwise(kernels, width, report);
+    test_layer_norm(kernels, width, report);
+    test_gelu(kernels, width, report);
   }
 }
 

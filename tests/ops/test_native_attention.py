@@ -31,6 +31,7 @@ class Layer:
     softcap: float = 0.0
     dtype: StorageDtype = "fp32"
     scale: float = 0.17
+    causal: bool = True
 
     @property
     def width(self) -> int:
@@ -68,6 +69,7 @@ class Sequence:
             scale=layer.scale,
             sliding_window=layer.window or None,
             softcap=layer.softcap,
+            causal=layer.causal,
         ).reshape(count, -1)
 
 
@@ -96,7 +98,7 @@ class Machine:
         native.add_attention(
             self.plan, self.device, self.cache, 1, self.q,
             num_heads=layer.heads, num_threads=num_threads,
-            sliding_window=layer.window, softcap=layer.softcap,
+            sliding_window=layer.window, softcap=layer.softcap, causal=layer.causal,
             rows=self.out if keep_rows else None, acts=self.acts,
         )  # fmt: skip
         self.stream = native.Stream(num_threads)
@@ -180,6 +182,45 @@ def test_softcap(isa: str, softcap: float) -> None:
     sequence = Sequence(layer, 50, [3, 1, 2, 5], seed=1)
     got = Machine(layer).run_all(sequence, [49, 1])
     check_values(layer, got, sequence.expected(layer, 50))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [1, 2, 15, 16, 17, 255, 256, 257, 511])
+def test_without_a_causal_mask_every_token_sees_the_whole_text(
+    isa: str, dtype: StorageDtype, length: int
+) -> None:
+    layer = Layer(isa=isa, dtype=dtype, heads=4, kv_heads=2, causal=False)
+    sequence = Sequence(layer, length, list(range(1, 34)), seed=length)
+    got = Machine(layer, num_threads=2).run_all(sequence, [length])
+    check_values(layer, got, sequence.expected(layer, length))
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_without_a_causal_mask_a_text_is_the_same_beside_others(
+    isa: str, dtype: StorageDtype
+) -> None:
+    layer = Layer(isa=isa, dtype=dtype, heads=4, kv_heads=4, head_dim=16, causal=False)
+    texts = [Sequence(layer, n, [], seed=n) for n in (300, 1, 17, 64)]
+    first = 1
+    for text in texts:
+        count = -(-len(text.qkv) // 16)
+        text.blocks = list(range(first, first + count))
+        first += count
+    alone = [Machine(layer).run([(text, len(text.qkv))])[0] for text in texts]
+    together = Machine(layer, num_threads=2).run([(text, len(text.qkv)) for text in texts])
+    for a, b in zip(alone, together, strict=True):
+        assert_same_bytes(a, b)
+
+
+def test_without_a_causal_mask_a_part_of_a_text_is_refused() -> None:
+    layer = Layer(causal=False)
+    sequence = Sequence(layer, 40, [1, 2, 3], seed=1)
+    machine = Machine(layer)
+    machine.run([(sequence, 20)])
+    with pytest.raises(ValueError, match="must be in one step"):
+        machine.run([(sequence, 20)])
 
 
 @pytest.mark.parametrize("isa", ISAS)

@@ -35,7 +35,8 @@ class RopeConfig:
 class LayerConfig:
     """What may differ from layer to layer."""
 
-    rope: RopeConfig
+    rope: RopeConfig | None
+    """None: positions are added to the embeddings instead."""
     sliding_window: int | None = None
     """A query at position p sees keys p - window + 1 .. p."""
     is_moe: bool = False
@@ -43,10 +44,10 @@ class LayerConfig:
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A decoder-only transformer, in plain numbers."""
+    """A transformer, in plain numbers."""
 
     architecture: str
-    """File name in ``models``: llama, mistral, qwen2, qwen3, gemma3, qwen3_moe."""
+    """File name in ``models``: llama, mistral, qwen2, qwen3, gemma3, qwen3_moe, bert."""
     vocab_size: int
     """Rows of the embedding table."""
     hidden_size: int
@@ -73,6 +74,12 @@ class ModelConfig:
     num_experts_per_token: int = 0
     moe_intermediate_size: int = 0
     norm_topk_prob: bool = True
+    is_encoder: bool = False
+    """Every token sees the whole text, and there are no logits (BERT)."""
+    layer_norm_eps: float = 1e-12
+    """Of models that norm with mean and variance."""
+    num_token_types: int = 0
+    """Rows of the table of segments; a text is segment 0."""
 
     @property
     def scale(self) -> float:
@@ -81,5 +88,5 @@ class ModelConfig:
 
     @property
     def num_layers(self) -> int:
-        """Number of decoder layers."""
+        """Number of layers."""
         return len(self.layers)

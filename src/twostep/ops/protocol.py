@@ -34,21 +34,36 @@ class AttentionSpec:
     num_kv_heads: int
     head_dim: int
     scale: float
-    rope: RopeConfig
+    rope: RopeConfig | None
+    """None: q and k are not rotated."""
     sliding_window: int | None = None
     softcap: float = 0.0
     qk_norm_eps: float = 0.0
     """Used when ``q_norm`` and ``k_norm`` are given."""
+    causal: bool = True
+    """False: every token sees the whole text, which must be in one step."""
 
 
 class Ops(Protocol):
-    """About ten ops; every backend has these, with the same meaning.
+    """Some dozen ops; every backend has these, with the same meaning.
 
     Determinism: each output element is computed in an order that depends only on its own row.
     """
 
     def embed(self, table: Weight, batch: FlatBatch, *, scale: float = 1.0) -> Tensor:
         """Rows of ``table`` [V, H] for the batch's token ids, times ``scale`` → [T, H]."""
+        ...
+
+    def add_positions(self, x: Tensor, table: Weight, batch: FlatBatch) -> Tensor:
+        """``x`` plus the row of ``table`` [P, H] of each token's position; ``x`` is dead then."""
+        ...
+
+    def layer_norm(self, x: Tensor, weight: Weight, bias: Weight, *, eps: float) -> Tensor:
+        """``(x - mean(x)) / sqrt(var(x) + eps) * weight + bias`` (Ba et al. 2016)."""
+        ...
+
+    def gelu(self, x: Tensor) -> Tensor:
+        """``x * Phi(x)``, the exact GELU (Hendrycks & Gimpel 2016)."""
         ...
 
     def rms_norm(self, x: Tensor, weight: Weight, *, eps: float) -> Tensor:

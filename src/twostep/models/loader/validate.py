@@ -33,7 +33,8 @@ def validate(path: Path, config: ModelConfig) -> ModelConfig:
                 f"{path}: {problem}; the configuration is corrupt, download the model again"
             )
     for layer in config.layers:
-        _validate_rope(path, layer.rope, config.head_dim)
+        if layer.rope is not None:
+            _validate_rope(path, layer.rope, config.head_dim)
     return config
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from twostep import _native as native
 from twostep.config.model import ModelConfig, RopeConfig
+from twostep.contracts.pooling import PoolingType
 from twostep.ops.cpu.recorder import Buffers, CpuOps
 from twostep.ops.reference.rope import rope_tables
 
@@ -26,6 +27,10 @@ class RecordableModel(Protocol):
 
     def forward(self, ops: Any, batch: Any) -> Any:
         """Hidden states [T, H] of the flat batch."""
+        ...
+
+    def final_states(self, ops: Any, hidden: Any) -> Any:
+        """Hidden states [T or S, H] as the output layer, or pooling, reads them."""
         ...
 
     def compute_logits(self, ops: Any, hidden: Any, batch: Any) -> Any:
@@ -120,11 +125,14 @@ class CpuModel:
         *,
         num_threads: int,
         kv_cache_dtype: str,
+        pooling: PoolingType | None = None,
     ) -> None:
+        """``pooling``: the model makes vectors of texts, and neither logits nor tokens."""
         self.limits = limits
+        self._pools = pooling is not None
         self._device = device
         self._config = config
-        self._ropes: dict[RopeConfig, Any] = {}
+        self._ropes: dict[RopeConfig | None, Any] = {}
         self.stream = native.Stream(num_threads)
         self.token_table = native.TokenTable(limits.max_num_seqs, limits.max_model_len + 1)
         self.kv_cache = native.KVCache(
@@ -136,7 +144,6 @@ class CpuModel:
             limits.block_size,
             kv_cache_dtype,
         )
-        self.sample_state = native.SampleState(limits.max_num_seqs, config.vocab_size, num_threads)
         buffers = Buffers(limits.max_num_batched_tokens, limits.max_logits_rows)
 
         def new_ops() -> CpuOps:
@@ -154,6 +161,10 @@ class CpuModel:
         hidden = model.forward(ops, None)
         ops.keep(hidden)
         self.forward_plan = ops.finish()
+        if pooling is not None:
+            self.pool_plan = self._record_pooling(model, new_ops(), hidden, pooling)
+            return
+        self.sample_state = native.SampleState(limits.max_num_seqs, config.vocab_size, num_threads)
 
         ops = new_ops()
         logits = model.compute_logits(ops, hidden, None)
@@ -165,9 +176,23 @@ class CpuModel:
         ops.sample(logits, self.sample_state)
         self.sample_plan = ops.finish()
 
-    def _rope_table(self, rope: RopeConfig) -> Any:
+    def _record_pooling(
+        self, model: RecordableModel, ops: CpuOps, hidden: Any, pooling: PoolingType
+    ) -> Any:
+        if pooling == "mean":
+            sums = native.Rows(self._config.hidden_size, self.limits.max_num_seqs)
+            ops.pool_mean(model.final_states(ops, hidden), sums)
+        else:
+            ops.pool_rows(model.final_states(ops, ops.gather_rows(hidden, None)))
+        return ops.finish()
+
+    def _rope_table(self, rope: RopeConfig | None) -> Any:
         if rope not in self._ropes:
-            cos, sin = rope_tables(rope, self.limits.max_model_len + 1)
+            length = self.limits.max_model_len + 1
+            if rope is None:  # by no angle
+                cos, sin = np.ones((length, 1), np.float32), np.zeros((length, 1), np.float32)
+            else:
+                cos, sin = rope_tables(rope, length)
             self._ropes[rope] = native.RopeTable(cos, sin)
         return self._ropes[rope]
 
@@ -198,7 +223,7 @@ class CpuModel:
             part: Which of them this step is for (at most ``max_logits_rows``).
 
         Returns:
-            The native step, and its part that sampling reads and writes.
+            The native step, and its part that sampling (or pooling) reads and writes.
         """
         kinds = logits.kinds[part]
         step = native.make_step(
@@ -212,6 +237,8 @@ class CpuModel:
             block_table,
             self.limits.block_size,
         )
+        if self._pools:
+            return step, native.PooledStep(step, self._config.hidden_size)
         if SCORE not in kinds:
             return step, native.SampleStep(step)
         return step, native.SampleStep(step, np.array(kinds, dtype=np.uint8))

@@ -92,9 +92,10 @@ class CpuOps:
         *,
         token_table: Any,
         kv_cache: Any,
-        rope_tables: Callable[[RopeConfig], Any],
+        rope_tables: Callable[[RopeConfig | None], Any],
         num_threads: int,
     ) -> None:
+        """``rope_tables(None)`` rotates nothing."""
         self.plan = native.Plan()
         self._device = device
         self._buffers = buffers
@@ -116,6 +117,41 @@ class CpuOps:
             )
 
         self._record("embed", [], out, emit)
+        return out
+
+    def add_positions(self, x: Value, table: Any, batch: Any) -> Value:
+        """See ``Ops.add_positions``: written into ``x``."""
+        x.wants_rows = True
+
+        def emit(_: Record) -> None:
+            native.add_positions(self.plan, self._device, x.rows, table)
+
+        self._record("add_positions", [x], None, emit)
+        return x
+
+    def layer_norm(self, x: Value, weight: Any, bias: Any, *, eps: float) -> Value:
+        """See ``Ops.layer_norm``."""
+        x.wants_rows = True
+        out = Value(x.width, x.row_set)
+
+        def emit(_: Record) -> None:
+            acts = list(out.acts.values())
+            native.add_layer_norm(
+                self.plan, self._device, x.rows, weight, bias, eps, out.rows, acts
+            )
+
+        self._record("layer_norm", [x], out, emit, writes_acts=True)
+        return out
+
+    def gelu(self, x: Value) -> Value:
+        """See ``Ops.gelu``."""
+        x.wants_rows = True
+        out = Value(x.width, x.row_set)
+
+        def emit(_: Record) -> None:
+            native.add_gelu(self.plan, self._device, x.rows, out.rows, list(out.acts.values()))
+
+        self._record("gelu", [x], out, emit, writes_acts=True)
         return out
 
     def rms_norm(self, x: Value, weight: Any, *, eps: float) -> Value:
@@ -220,6 +256,7 @@ class CpuOps:
         width = spec.num_heads * spec.head_dim
         query = Value(width, RowSet.Tokens, wants_rows=True)
         out = Value(width, RowSet.Tokens)
+        mask = {} if spec.causal else {"causal": False}
 
         def emit_rope(_: Record) -> None:
             native.add_rope_cache(
@@ -231,7 +268,7 @@ class CpuOps:
                 query.rows,
                 self._rope_tables(spec.rope),
                 num_heads=spec.num_heads,
-                interleaved=spec.rope.interleaved,
+                interleaved=spec.rope is not None and spec.rope.interleaved,
                 scale=spec.scale,
                 softcap=spec.softcap,
                 q_norm=q_norm,
@@ -252,6 +289,7 @@ class CpuOps:
                 rows=out.rows,
                 acts=list(out.acts.values()),
                 num_threads=self._num_threads,
+                **mask,
             )
 
         self._record("rope_cache", [qkv], query, emit_rope)
@@ -315,6 +353,28 @@ class CpuOps:
 
         self._record("logits", [x], out, emit)
         return out
+
+    def pool_rows(self, x: Value) -> None:
+        """The rows of ``x`` [S, H] as the step's vectors, for the host."""
+        source = x.gather_of or x
+        source.wants_rows = True
+
+        def emit(_: Record) -> None:
+            native.add_pool_rows(self.plan, source.rows, x.gather_of is not None)
+
+        self._record("pool_rows", [source], None, emit)
+
+    def pool_mean(self, x: Value, sums: Any) -> None:
+        """The mean of ``x`` over all rows of each logits row's request, as the step's vectors.
+
+        ``sums`` [permanent rows, H] keeps what a request's earlier steps brought.
+        """
+        x.wants_rows = True
+
+        def emit(_: Record) -> None:
+            native.add_pool_mean(self.plan, self._device, x.rows, sums)
+
+        self._record("pool_mean", [x], None, emit)
 
     # -- from records to the plan ------------------------------------------------------------
 

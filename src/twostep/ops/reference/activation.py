@@ -1,7 +1,8 @@
-"""Gating functions of the feed-forward layers."""
+"""Activations of the feed-forward layers."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,14 @@ def gelu_tanh(x: NDArray[Any]) -> NDArray[np.float64]:
     wide = np.asarray(x, dtype=np.float64)
     inner = np.sqrt(2.0 / np.pi) * (wide + 0.044715 * wide**3)
     result: NDArray[np.float64] = 0.5 * wide * (1.0 + np.tanh(inner))
+    return result
+
+
+def gelu(x: NDArray[Any]) -> Float32Array:
+    """The exact GELU, ``x * Phi(x)`` (Hendrycks & Gimpel 2016); float32 of the same shape."""
+    wide = np.asarray(x, dtype=np.float64)
+    erf = np.vectorize(math.erf, otypes=[np.float64])
+    result: Float32Array = (0.5 * wide * (1.0 + erf(wide / math.sqrt(2.0)))).astype(np.float32)
     return result
 
 

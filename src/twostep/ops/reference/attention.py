@@ -1,4 +1,4 @@
-"""Causal attention over a paged KV cache."""
+"""Attention over a paged KV cache, causal or not."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ def attend(
     scale: float,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    causal: bool = True,
 ) -> Float32Array:
     """Attention of some query tokens of one sequence, in float64.
 
@@ -26,6 +27,7 @@ def attend(
         q: [T, Hq, D], already normed and rotated.
         k, v: [S, Hkv, D]; row s is position s. Query head h reads KV head ``h // (Hq / Hkv)``.
         positions: int [T]; the query at p sees keys 0..p, or p - window + 1..p.
+        causal: False: every query sees all keys.
 
     Returns:
         float32 [T, Hq, D].
@@ -40,7 +42,7 @@ def attend(
         scores = softcap * np.tanh(scores / softcap)
     key_positions = np.arange(first, k.shape[0])[None, :]
     query_positions = np.asarray(positions)[:, None]
-    hidden = key_positions > query_positions
+    hidden = (key_positions > query_positions) & causal
     if sliding_window is not None:
         hidden |= key_positions <= query_positions - sliding_window
     scores = np.where(hidden[None], -np.inf, scores)
@@ -89,6 +91,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     softcap: float = 0.0,
+    causal: bool = True,
 ) -> Float32Array:
     """:func:`attend` of one sequence whose KV lies in blocks; the cache holds the queries' own KV.
 
@@ -107,4 +110,5 @@ def paged_attention(
         scale=scale,
         sliding_window=sliding_window,
         softcap=softcap,
+        causal=causal,
     )

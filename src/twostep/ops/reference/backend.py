@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 from twostep.config.model import Activation, RopeConfig
 from twostep.ops.formats import FORMATS, dequantize
 from twostep.ops.protocol import AttentionSpec, LinearPrecision, RawTensor
-from twostep.ops.reference.activation import gated
+from twostep.ops.reference.activation import gated, gelu
 from twostep.ops.reference.attention import paged_attention, write_kv
 from twostep.ops.reference.linear import ActivationMode, linear
 from twostep.ops.reference.linear import softcap as cap_logits
 from twostep.ops.reference.moe import route
-from twostep.ops.reference.norm import rms_norm
+from twostep.ops.reference.norm import layer_norm, rms_norm
 from twostep.ops.reference.rope import apply_rope, rope_tables
 from twostep.ops.reference.rounding import Float32Array, StorageDtype, round_bf16
 
@@ -143,6 +143,23 @@ class ReferenceOps:
         """See ``Ops.embed``."""
         return table.values[batch.token_ids] * np.float32(scale)
 
+    def add_positions(
+        self, x: Float32Array, table: ReferenceWeight, batch: ReferenceBatch
+    ) -> Float32Array:
+        """See ``Ops.add_positions``."""
+        rows: Float32Array = table.values[batch.positions]
+        return x + rows
+
+    def layer_norm(
+        self, x: Float32Array, weight: ReferenceWeight, bias: ReferenceWeight, *, eps: float
+    ) -> Float32Array:
+        """See ``Ops.layer_norm``."""
+        return layer_norm(x, weight.values, bias.values, eps)
+
+    def gelu(self, x: Float32Array) -> Float32Array:
+        """See ``Ops.gelu``."""
+        return gelu(x)
+
     def rms_norm(self, x: Float32Array, weight: ReferenceWeight, *, eps: float) -> Float32Array:
         """See ``Ops.rms_norm``."""
         return rms_norm(x, weight.values, eps)
@@ -185,9 +202,10 @@ class ReferenceOps:
             q = rms_norm(q, q_norm.values, spec.qk_norm_eps)
         if k_norm is not None:
             k = rms_norm(k, k_norm.values, spec.qk_norm_eps)
-        cos, sin = self._rope_rows(spec.rope, batch.positions)
-        q = apply_rope(q, cos, sin, interleaved=spec.rope.interleaved)
-        k = apply_rope(k, cos, sin, interleaved=spec.rope.interleaved)
+        if spec.rope is not None:
+            cos, sin = self._rope_rows(spec.rope, batch.positions)
+            q = apply_rope(q, cos, sin, interleaved=spec.rope.interleaved)
+            k = apply_rope(k, cos, sin, interleaved=spec.rope.interleaved)
         out = np.empty_like(q)
         for request, block_table in enumerate(batch.block_tables):
             own = slice(*batch.query_start_loc[request : request + 2])
@@ -204,6 +222,7 @@ class ReferenceOps:
                 scale=spec.scale,
                 sliding_window=spec.sliding_window,
                 softcap=spec.softcap,
+                causal=spec.causal,
             )
         return out.reshape(len(qkv), heads * spec.head_dim)
 
