@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from helpers.toy_engine import Toy, make_request, make_toy, run_load, step
+from helpers.toy_engine import Toy, ToyCompiler, make_request, make_toy, run_load, step
 
 from twostep.contracts.errors import EngineDeadError, TwostepError
 from twostep.contracts.plan import CachedRequestData, SchedulerOutput
@@ -40,7 +40,7 @@ class Recorded:
             toy.cache_config,
             num_spec_tokens=toy.num_spec_tokens,
         )
-        self.core = toy.core(observer)
+        self.core = toy.core(observer, self.watch.grammars(ToyCompiler()))
 
     def close(self) -> bytes:
         self.watch.close()
@@ -105,6 +105,61 @@ def test_a_random_load_replays(is_async: bool, drafts: int, faults: bool, tmp_pa
         assert seen["failures"] > 3
         assert seen["Failed"] > 3
         assert seen["interrupts"] > 3
+
+
+@pytest.mark.parametrize("faults", [False, True], ids=["calm", "failing"])
+@pytest.mark.parametrize(
+    ("is_async", "drafts"), [(False, 0), (True, 0), (False, 2)], ids=["sync", "async", "drafts"]
+)
+def test_structured_requests_replay(
+    is_async: bool, drafts: int, faults: bool, tmp_path: Path
+) -> None:
+    """Without their grammars: that they were ready, refused, cut and ended is in the file."""
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        run = Recorded(tmp_path / "run.rec", is_async=is_async, num_spec_tokens=drafts)
+        run.toy.executor.proposes = drafts
+        run_load(run.toy, run.core, seed, faults=faults, structured=True)
+        data = run.close()
+        replayed, difference = replay(data)
+        assert difference is None, f"seed {seed}: {difference}"
+        assert not replayed._core.has_unfinished_requests()
+        for event in events_of(data):
+            if isinstance(event, rec.GrammarSaid):
+                seen[event.news] += 1
+            elif isinstance(event, rec.SamplingLaunched):
+                seen["masks"] += len(event.structured or ())
+            elif isinstance(event, rec.Planned):
+                seen["plans"] += 1
+    assert seen["plans"] > 300
+    assert seen["masks"] > 100
+    for news, least in (("ready", 50), ("failed", 8), ("refused", 5), ("ended", 15)):
+        assert seen[news] > least, news
+    assert (seen["cut"] > 20) == (drafts > 0)
+
+
+def test_what_a_grammar_said_is_part_of_the_run(tmp_path: Path) -> None:
+    """Each of its words: one left out, said by another, or said again is noticed."""
+    run = Recorded(tmp_path / "run.rec")
+    run_load(run.toy, run.core, 4, faults=False, structured=True)
+    data = run.close()
+    events = events_of(data)
+    noticed: Counter[str] = Counter()
+    for index, event in enumerate(events):
+        if not isinstance(event, rec.GrammarSaid):
+            continue
+        other = msgspec.structs.replace(event, number=event.number + 50)
+        for changed in ([other], [event, event]):
+            changed_events = [*events[:index], *changed, *events[index + 1 :]]
+            assert replay(with_events(data, changed_events))[1] is not None, event
+        without = [*events[:index], *events[index + 1 :]]
+        is_noticed = replay(with_events(data, without))[1] is not None
+        # A text that ends by its length as well ends without its grammar's word.
+        assert is_noticed or event.news == "ended", event
+        noticed[event.news] += is_noticed
+    assert noticed["ready"]
+    assert noticed["failed"]
+    assert noticed["ended"] >= 3
 
 
 def test_the_recorded_times_come_back(tmp_path: Path) -> None:

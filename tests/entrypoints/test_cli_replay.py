@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from helpers.tiny_models import tiny_gguf
 from helpers.toy_engine import make_toy, run_load
 
+from twostep import LLM, SamplingParams, StructuredOutputsParams
 from twostep.contracts.errors import UsageError
 from twostep.engine import recording as rec
 from twostep.entrypoints.cli import chat, complete, replay
@@ -226,3 +228,35 @@ def test_simulate_writes_both(tmp_path: Path, capsys: Capture) -> None:
     assert graphs == {"PIECEWISE", "FULL"}, "short prompts and decodes on an H100"
     assert main(["replay", str(record), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["requests"] == 3
+
+
+@pytest.mark.native
+def test_a_run_with_grammars(tmp_path: Path, capsys: Capture) -> None:
+    """A real engine with every kind of constraint, one that is in vain, and a free request."""
+    record = tmp_path / "run.rec"
+    constraints = [
+        None,
+        StructuredOutputsParams(json={"enum": [1, {"a": None}]}),
+        StructuredOutputsParams(regex="[ab]{3}"),
+        StructuredOutputsParams(choice=("red", "dark blue")),
+        StructuredOutputsParams(grammar='start: "yes" | "no" " sir"?'),
+    ]
+    every = [
+        SamplingParams(temperature=1.0, seed=i, max_tokens=20, structured_outputs=each)
+        for i, each in enumerate(constraints * 2)
+    ]
+    every[3].max_tokens = 2  # cut
+    every[2].allowed_token_ids = [5]  # no token is left
+    model = tiny_gguf(tmp_path, "llama", "Q4_0")
+    with LLM(model, max_model_len=64, max_num_seqs=4, threads=1, record=record) as llm:
+        outputs = llm.generate(["Once"] * len(every), every, use_tqdm=False)
+    assert {o.outputs[0].finish_reason for o in outputs} == {"stop", "length", "error"}
+    assert main(["replay", str(record), "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["equal"]
+    assert not found["was_killed"]
+    assert found["requests"] == len(every)
+    with record.open("rb") as file:
+        said = [e.news for e in rec.Recording(file, "").events() if isinstance(e, rec.GrammarSaid)]
+    assert said.count("ready") == 8
+    assert said.count("ended") >= 5

@@ -10,15 +10,16 @@ import dataclasses
 import random
 import zlib
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.executor import StepFuture
+from twostep.contracts.grammar import GrammarCompiler
 from twostep.contracts.observer import StepObserver
 from twostep.contracts.outputs import ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
 from twostep.contracts.request import EngineCoreRequest
-from twostep.contracts.sampling import SamplingParams
+from twostep.contracts.sampling import SamplingParams, StructuredOutputsParams
 from twostep.engine.core import EngineCore
 
 
@@ -72,6 +73,8 @@ class ToyExecutor:
         self._plan: SchedulerOutput | None = None
         self._device_end = 0.0
         self.times_device = False
+        self.proposes = 0
+        """Drafts behind each sampled token."""
 
     def execute_model(self, scheduler_output: SchedulerOutput) -> StepFuture | None:
         plan = scheduler_output
@@ -104,6 +107,12 @@ class ToyExecutor:
         output = ModelRunnerOutput(
             req_ids=list(plan.num_scheduled_tokens), sampled_token_ids=sampled
         )
+        if self.proposes:
+            output.draft_token_ids = {
+                request_id: [_hash(request_id, i) % 50 for i in range(self.proposes)]
+                for request_id, tokens in zip(output.req_ids, sampled, strict=True)
+                if tokens
+            }
         start = max(self._device_end, self._clock.now + 2e-6)
         self._device_end = start + 1e-3 + 1e-5 * plan.total_num_scheduled_tokens
         if self.times_device:
@@ -136,13 +145,16 @@ class Toy:
     counts: Counter[str] = dataclasses.field(default_factory=Counter)
     """What happened in ``run_load``."""
 
-    def core(self, observer: StepObserver | None) -> EngineCore:
+    def core(
+        self, observer: StepObserver | None, grammars: GrammarCompiler | None = None
+    ) -> EngineCore:
         return EngineCore(
             scheduler_config=self.scheduler_config,
             cache_config=self.cache_config,
             executor=self.executor,
             clock=self.clock,
             num_spec_tokens=self.num_spec_tokens,
+            grammar_compiler=grammars,
             observer=observer,
         )
 
@@ -169,19 +181,92 @@ def make_toy(
     )
 
 
-def make_request(request_id: str, prompt: list[int], max_tokens: int = 8) -> EngineCoreRequest:
+class ToyGrammar:
+    """Refuses, cuts and ends by a hash of its name and of how far it is."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._length = 0
+
+    def _draw(self, what: str, token_id: int = 0) -> int:
+        return _hash(f"{self._name} {what} {token_id}", self._length)
+
+    def accept_tokens(self, token_ids: Sequence[int]) -> bool:
+        for token_id in token_ids:
+            if self._draw("refuse", token_id) % 40 == 0:
+                return False
+            self._length += 1
+        return True
+
+    def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
+        return list(token_ids[: self._draw("cut") % (len(token_ids) + 1)])
+
+    def rollback(self, num_tokens: int) -> None:
+        self._length -= num_tokens
+
+    def is_terminated(self) -> bool:
+        return self._draw("end") % 12 == 0
+
+    def fill_bitmask(self) -> bytes:
+        return b"mask"
+
+
+class ToyGrammarFuture:
+    """Ready after some questions; one in five does not compile."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._questions_left = _hash(name, 0) % 6
+
+    def done(self) -> bool:
+        self._questions_left -= 1
+        return self._questions_left < 0
+
+    def result(self) -> ToyGrammar:
+        if _hash(self._name, 1) % 5 == 0:
+            raise ValueError(f"{self._name} is no grammar")
+        return ToyGrammar(self._name)
+
+
+class ToyCompiler:
+    """Compiles a text by hashing it."""
+
+    def compile(
+        self, params: StructuredOutputsParams, end_token_ids: Collection[int]
+    ) -> ToyGrammarFuture:
+        assert params.grammar is not None
+        return ToyGrammarFuture(params.grammar)
+
+
+def make_request(
+    request_id: str, prompt: list[int], max_tokens: int = 8, grammar: str | None = None
+) -> EngineCoreRequest:
     """A greedy request."""
+    structured = None if grammar is None else StructuredOutputsParams(grammar=grammar)
     return EngineCoreRequest(
         request_id=request_id,
         prompt_token_ids=prompt,
-        sampling_params=SamplingParams(temperature=0, max_tokens=max_tokens, seed=0),
+        sampling_params=SamplingParams(
+            temperature=0, max_tokens=max_tokens, seed=0, structured_outputs=structured
+        ),
         eos_token_id=3,
         arrival_time=0.0,
     )
 
 
-def run_load(toy: Toy, core: EngineCore, seed: int, *, faults: bool, steps: int = 60) -> None:
-    """Arrivals, aborts (some while a step is waited for), resets, pauses, failures; it drains."""
+def run_load(
+    toy: Toy,
+    core: EngineCore,
+    seed: int,
+    *,
+    faults: bool,
+    steps: int = 60,
+    structured: bool = False,
+) -> None:
+    """Arrivals, aborts (some while a step is waited for), resets, pauses, failures; it drains.
+
+    ``structured``: two of three requests have a grammar.
+    """
     rng = random.Random(seed)
     is_on = faults
 
@@ -197,7 +282,9 @@ def run_load(toy: Toy, core: EngineCore, seed: int, *, faults: bool, steps: int 
         roll = rng.random()
         if roll < 0.4:
             prompt = [(7 * i) % 50 + 10 for i in range(rng.randint(1, 30))]
-            core.add_request(make_request(f"r{number}", prompt, rng.randint(1, 20)))
+            most = rng.randint(1, 20)
+            grammar = f"{seed} {number}" if structured and number % 3 else None
+            core.add_request(make_request(f"r{number}", prompt, most, grammar))
             number += 1
         elif roll < 0.5 and number:
             toy.counts["aborts"] += 1

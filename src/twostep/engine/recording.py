@@ -19,6 +19,7 @@ from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.errors import TwostepError
 from twostep.contracts.outputs import ModelRunnerOutput
 from twostep.contracts.plan import SchedulerOutput
+from twostep.engine.recorded_grammars import GrammarNews
 
 MAGIC = b"twostep recording\n"
 FORMAT = 1
@@ -75,6 +76,16 @@ class SamplingLaunched(Event, frozen=True, tag="sampling launched"):
     """Requests whose tokens a grammar masks. The mask itself moves no core, and is large."""
 
 
+class GrammarSaid(Event, frozen=True, tag="grammar said"):
+    """A grammar moved the core; see ``engine.recorded_grammars``."""
+
+    number: int
+    """Grammars are counted in the order in which their compiling began, from 0."""
+    news: GrammarNews
+    detail: int | str | None = None
+    """Why it failed, how many drafts were kept, or how many tokens were accepted before."""
+
+
 class Waiting(Event, frozen=True, tag="waiting"):
     """The wait for the oldest step begins."""
 
@@ -118,6 +129,7 @@ AnyEvent = (
     | Planned
     | Launched
     | SamplingLaunched
+    | GrammarSaid
     | Waiting
     | Arrived
     | Failed

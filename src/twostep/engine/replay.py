@@ -19,6 +19,7 @@ from twostep.contracts.outputs import EngineCoreOutputs, ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
 from twostep.contracts.request import EngineCoreRequest
 from twostep.engine.core import EngineCore
+from twostep.engine.recorded_grammars import GrammarNews, ReplayedCompiler
 from twostep.engine.recording import (
     AnyEvent,
     Arrived,
@@ -26,6 +27,7 @@ from twostep.engine.recording import (
     Event,
     Failed,
     Finished,
+    GrammarSaid,
     Launched,
     Planned,
     Recording,
@@ -112,6 +114,7 @@ class Replay:
             executor=self,
             clock=clock,
             num_spec_tokens=header.num_spec_tokens,
+            grammar_compiler=ReplayedCompiler(self),
             observer=self,
         )
 
@@ -202,6 +205,21 @@ class Replay:
     def _check_step(self, event: Waiting | Arrived | Failed | Updated, step_id: int) -> None:
         if event.step_id != step_id:
             self._differ(f"{_name(event)} for step", str(event.step_id), str(step_id))
+
+    # ---------------------------------------------------------------- the grammars
+
+    def grammar_news(
+        self, number: int, news: GrammarNews, length: int | None = None
+    ) -> tuple[int | str | None] | None:
+        """See ``GrammarMemory``."""
+        if not self._expected:
+            return None
+        event = self._expected[0]
+        if not isinstance(event, GrammarSaid) or (event.number, event.news) != (number, news):
+            return None
+        if length is not None and event.detail != length:
+            return None
+        return (self._take(GrammarSaid).detail,)
 
     # ---------------------------------------------------------------- the executor
 

@@ -284,11 +284,12 @@ def _start_core(
         sliding_window=common_window(config),
     )
     clock = MonotonicClock()
+    observer = watch.begin(executor, clock, scheduler_config, cache_config)
     return EngineCore(
         scheduler_config=scheduler_config,
         cache_config=cache_config,
         executor=executor,
         clock=clock,
-        grammar_compiler=compiler,
-        observer=watch.begin(executor, clock, scheduler_config, cache_config),
+        grammar_compiler=watch.grammars(compiler),
+        observer=observer,
     )

@@ -10,6 +10,7 @@ from twostep.contracts.clock import Clock
 from twostep.contracts.observer import CoreMethod
 from twostep.contracts.outputs import EngineCoreOutputs, ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
+from twostep.engine.recorded_grammars import GrammarNews
 from twostep.engine.recording import (
     AnyEvent,
     Arrived,
@@ -17,6 +18,7 @@ from twostep.engine.recording import (
     Closed,
     Failed,
     Finished,
+    GrammarSaid,
     Header,
     Launched,
     Planned,
@@ -71,6 +73,10 @@ class StepRecorder:
         """See ``StepObserver.sampling_launched``."""
         structured = None if grammar_output is None else grammar_output.request_ids
         self._events.append(SamplingLaunched(self._now(), structured))
+
+    def grammar_said(self, number: int, news: GrammarNews, detail: int | str | None = None) -> None:
+        """See ``GrammarListener``."""
+        self._events.append(GrammarSaid(self._now(), number, news, detail))
 
     def waiting(self, plan: SchedulerOutput) -> None:
         """See ``StepObserver.waiting``."""

@@ -9,9 +9,11 @@ from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.clock import Clock
 from twostep.contracts.errors import UsageError
 from twostep.contracts.executor import Executor
+from twostep.contracts.grammar import GrammarCompiler
 from twostep.contracts.observer import StepObserver
 from twostep.engine.device_idle import device_idle_share, host_overlap
 from twostep.engine.fan_out import together
+from twostep.engine.recorded_grammars import RecordedCompiler
 from twostep.engine.recording import Header
 from twostep.engine.timeline import StepSpan, Timeline
 from twostep.entrypoints.tracing.output_file import OutputFile
@@ -80,6 +82,13 @@ class Watch:
         if observers:
             executor.time_device()
         return together(*observers)
+
+    def grammars(self, compiler: GrammarCompiler) -> GrammarCompiler:
+        """The compiler that the core is to be built with, after ``begin``: what its grammars say
+        is part of a recording."""
+        if self._recorder is None:
+            return compiler
+        return RecordedCompiler(compiler, self._recorder)
 
     def close(self) -> None:
         """Write what is left. Safe to call twice, and without ``begin``."""
