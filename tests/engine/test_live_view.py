@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from helpers.toy_engine import Toy, make_request, make_toy, run_load
+from helpers.toy_engine import Toy, ToyCompiler, make_request, make_toy, run_load
 
 from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.plan import SchedulerOutput
@@ -160,3 +160,34 @@ def test_watching_may_begin_and_end_at_any_time(is_async: bool) -> None:
     assert any(update.plans for update in all_updates)
     for update in all_updates:
         assert msgspec.json.decode(msgspec.json.encode(update), type=LiveUpdate) == update
+
+
+def test_watching_may_begin_while_a_plan_waits_for_its_mask(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A watcher who came in between failed the step, and the second one the requests in it."""
+
+    def ends(watched_from: int | None) -> dict[str, str]:
+        toy = make_toy()
+        core = toy.core(None, ToyCompiler())
+        for i in range(8):
+            core.add_request(make_request(f"g{i}", [10, 11, 12], 6, grammar=f"grammar {i}"))
+        core.add_request(make_request("plain", [20, 21, 22], 6))
+        found: dict[str, str] = {}
+        steps = 0
+        while core.has_work():
+            if steps == watched_from:
+                watch(toy, core)
+            outputs, _ = core.step_fn()
+            for news in (outputs or {}).values():
+                for output in news.outputs:
+                    if output.finish_reason is not None:
+                        found[output.request_id] = str(output.finish_reason)
+            steps += 1
+        return found
+
+    unwatched = ends(None)
+    assert "length" in [unwatched[f"g{i}"] for i in range(8)]
+    for first in range(30):
+        assert ends(first) == unwatched
+    assert "failed" not in caplog.text

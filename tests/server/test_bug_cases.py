@@ -107,6 +107,13 @@ def test_b35_refused_before_the_stream_opens(server: LiveServer) -> None:
         assert answer.headers["content-type"] == "application/json"
 
 
+@pytest.mark.parametrize("n", [129, 10**9, 2**63 - 1])
+def test_n_is_checked_before_anything_is_made_for_each_choice(server: LiveServer, n: int) -> None:
+    """A conversation with a huge n held the whole server up; found by fuzzing."""
+    for answer in (server.chat(n=n), server.complete(n=n), server.chat(n=n, stream=True)):
+        assert param_of(answer) == "n"
+
+
 def test_b36_max_tokens_beyond_the_room() -> None:
     with live_server(load_at_once=False) as server:
         server.reject_long_max_tokens = True

@@ -135,6 +135,12 @@ def test_limits_are_named(kit: Kit, params: dict[str, Any], limit: str) -> None:
     assert limit in refusal(kit, **params)
 
 
+@pytest.mark.parametrize("text", ["x", "%ignore / /", "// nothing", ": a"])
+def test_a_grammar_without_rules(kit: Kit, text: str) -> None:
+    """Was an error of ours (a status of 500), found by fuzzing."""
+    refusal(kit, grammar=text)
+
+
 def test_a_terminal_that_doubles_two_hundred_times(kit: Kit) -> None:
     """llguidance would never come back."""
     lines = [f"T{i}: T{i + 1} T{i + 1}" for i in range(200)]

@@ -119,7 +119,9 @@ class Timeline:
         self, plan: SchedulerOutput, grammar_output: GrammarOutput | None
     ) -> None:
         """Stops 8 and 9."""
-        self._end("sampling", self._counts[plan.step_id])
+        counts = self._counts.get(plan.step_id)
+        if counts is not None:  # else it was planned before anybody watched: it waited for a mask
+            self._end("sampling", counts)
 
     def waiting(self, plan: SchedulerOutput) -> None:
         """Stop 10 begins."""

@@ -75,8 +75,13 @@ def _check_numbers(params: SamplingParams) -> None:
     _check_int("priority", params.priority, -_MAX_INT64 - 1, _MAX_INT64)
 
 
+def check_n(n: Any, limits: Limits) -> None:
+    """For those who make something for each sequence before all parameters are checked."""
+    _check_int("n", n, 1, limits.max_n)
+
+
 def _check_counts(params: SamplingParams, limits: Limits) -> None:
-    _check_int("n", params.n, 1, limits.max_n)
+    check_n(params.n, limits)
     if params.n > 1 and params.temperature == 0:
         raise InvalidRequestError(
             "n > 1 with temperature 0 would give the same text n times; raise the temperature", "n"

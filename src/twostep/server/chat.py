@@ -71,7 +71,7 @@ def param_names(request: ChatCompletionRequest, *, calls_are_held: bool) -> dict
 
 def chat_params(state: ServerState, request: ChatCompletionRequest) -> SamplingParams:
     """The request's parameters; ApiError for what excludes each other."""
-    params = sampling_params(request, state.default_params())
+    params = sampling_params(request, state.default_params(), state.engine.input_processor.limits)
     params.output_kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     given = request.max_completion_tokens
     params.max_tokens = request.max_tokens if given is None else given

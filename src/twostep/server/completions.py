@@ -69,7 +69,7 @@ def completion_params(state: ServerState, request: CompletionRequest) -> Samplin
         raise ApiError(
             "invalid_value", "best_of is not supported unless it equals n; leave it out", "best_of"
         )
-    params = sampling_params(request, state.default_params())
+    params = sampling_params(request, state.default_params(), state.engine.input_processor.limits)
     params.output_kind = RequestOutputKind.DELTA if request.stream else RequestOutputKind.FINAL_ONLY
     params.max_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     if params.max_tokens == 0 and request.echo:

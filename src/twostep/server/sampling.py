@@ -7,12 +7,14 @@ from typing import Any
 
 import msgspec
 
+from twostep.config.limits import Limits
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.sampling import (
     RepetitionDetectionParams,
     SamplingParams,
     StructuredOutputsParams,
 )
+from twostep.frontend.sampling_checks import check_n
 from twostep.server.errors import ApiError, shown
 from twostep.server.protocol.common import ResponseFormat, SamplingFields, StructuredOutputs
 
@@ -45,10 +47,13 @@ _SAME_NAME = (
 _TOKEN_ID = re.compile(r"-?\d{1,20}", re.ASCII)
 
 
-def sampling_params(request: SamplingFields, defaults: SamplingParams) -> SamplingParams:
+def sampling_params(
+    request: SamplingFields, defaults: SamplingParams, limits: Limits
+) -> SamplingParams:
     """``defaults`` with what the request sets; ``max_tokens`` and ``logprobs`` are the endpoint's.
 
-    Raises ApiError for what SamplingParams cannot hold.
+    Raises ApiError for what SamplingParams cannot hold, InvalidRequestError for an ``n`` out of
+    bounds: writers make something for each choice before the engine checks the rest.
     """
     _check_unsupported(request)
     params = defaults
@@ -56,6 +61,7 @@ def sampling_params(request: SamplingFields, defaults: SamplingParams) -> Sampli
         value = getattr(request, name)
         if value is not None:
             setattr(params, name, value)
+    check_n(params.n, limits)
     if (
         request.stream
         and params.prompt_logprobs is not None

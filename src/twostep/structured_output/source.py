@@ -224,7 +224,7 @@ def check_terminals(lark: str, limits: Limits) -> None:
     llguidance does that before it counts anything: T0: T1 T1, T1: T2 T2, ... would never end.
     """
     rules = list(_RULE.finditer(lark))
-    ends = [rule.start() for rule in rules[1:]] + [len(lark)]
+    ends = [*(rule.start() for rule in rules), len(lark)][1:]
     bodies = {
         rule[1]: _NAME.findall(lark[rule.end() : end])
         for rule, end in zip(rules, ends, strict=True)
