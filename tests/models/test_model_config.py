@@ -233,7 +233,8 @@ def check_line(text: str) -> None:
 
 
 def test_every_architecture_has_its_file() -> None:
-    assert known_architectures() == ["gemma3", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]
+    decoders = ["gemma3", "llama", "mistral", "qwen2", "qwen3", "qwen3_moe"]
+    assert known_architectures() == ["bert", *decoders]
     for name in known_architectures():
         assert model_class(name)
     with pytest.raises(UnsupportedModelError, match="gemma3, llama, mistral"):

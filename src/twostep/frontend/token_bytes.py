@@ -7,10 +7,13 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-TokenAlphabet = Literal["byte_level", "sentencepiece"]
+TokenAlphabet = Literal["byte_level", "sentencepiece", "wordpiece"]
 
 SPACE_MARK = "\u2581"
 """Stands for a space in SentencePiece vocabularies."""
+
+WORDPIECE_MARK = "##"
+"""Begins a piece that goes on with a word (BERT); all others begin one."""
 
 _BYTE_TOKEN = re.compile(r"<0x([0-9A-Fa-f]{2})>\Z")
 
@@ -48,6 +51,7 @@ class TokenBytes:
         self.strip_leading_space = strip_leading_space
         self.vocab_size = vocab_size
         self._alphabet = byte_level_alphabet() if alphabet == "byte_level" else None
+        self._is_wordpiece = alphabet == "wordpiece"
         self._text_of = text_of
         self._literal_ids = literal_ids
         self._known: dict[int, bytes] = {}
@@ -81,6 +85,10 @@ class TokenBytes:
             return text.encode("utf-8", "replace")
         if self._alphabet is not None:
             return self._spell_byte_level(text)
+        if self._is_wordpiece:
+            goes_on = text.startswith(WORDPIECE_MARK)
+            text = text.removeprefix(WORDPIECE_MARK) if goes_on else f" {text}"
+            return text.encode("utf-8", "replace")
         if byte := _BYTE_TOKEN.match(text):
             return bytes([int(byte[1], 16)])
         return text.replace(SPACE_MARK, " ").encode("utf-8", "replace")

@@ -34,7 +34,11 @@ def load_tokenizer_dir(path: Path) -> Tokenizer:
     added = library.get_added_tokens_decoder()
     vocab_size = max([library.get_vocab_size(with_added_tokens=True), *[i + 1 for i in added]])
     # The library decodes added tokens like any other: spelled in the alphabet if they can be.
-    table = TokenBytes(alphabet, vocab_size, library.id_to_token, strip_leading_space=strips)
+    # A WordPiece alphabet would put a space before them.
+    literal = frozenset(added) if alphabet == "wordpiece" else frozenset()
+    table = TokenBytes(
+        alphabet, vocab_size, library.id_to_token, literal, strip_leading_space=strips
+    )
     hidden = {i for i, token in added.items() if token.special}
     eos_ids = _eos_ids(path, library, names, hidden)
     bos = library.token_to_id(names["bos_token"]) if "bos_token" in names else None
@@ -85,6 +89,8 @@ def _alphabet_of(decoder: dict[str, Any] | None, path: Path) -> tuple[TokenAlpha
     """What the decoder section means: the spelling of bytes, whether one leading space goes."""
     steps = [] if decoder is None else decoder.get("decoders", [decoder])
     kinds = [step.get("type") for step in steps]
+    if kinds == ["WordPiece"]:
+        return "wordpiece", True
     if kinds == ["ByteLevel"]:
         return "byte_level", False
     if kinds == ["Metaspace"]:
@@ -98,7 +104,8 @@ def _alphabet_of(decoder: dict[str, Any] | None, path: Path) -> tuple[TokenAlpha
         return "sentencepiece", "Strip" in kinds
     raise UnsupportedModelError(
         f"tokenizer.json in {path} decodes with {kinds or 'nothing'}, which this version does not "
-        "know (byte-level and SentencePiece decoders are supported); use a GGUF file of the model"
+        "know (byte-level, SentencePiece and WordPiece decoders are supported); use a GGUF file of "
+        "the model"
     )
 
 

@@ -117,7 +117,9 @@ class CausalLM:
         self.embed_tokens = weights.embedding("model.embed_tokens", vocab, hidden, tied=tied)
         self.layers = [type(self).layer_class(weights, i) for i in range(config.num_layers)]
         self.norm = weights.vector("model.norm", hidden)
-        self.lm_head = self.embed_tokens if tied else weights.output("lm_head", vocab, hidden)
+        self.lm_head = self.embed_tokens if tied else None
+        if not tied and weights.with_output_layer:
+            self.lm_head = weights.output("lm_head", vocab, hidden)
 
     def forward(self, ops: Ops, batch: FlatBatch) -> Tensor:
         """The batch's tokens → their hidden states [T, H], before the final norm."""
@@ -126,10 +128,13 @@ class CausalLM:
             hidden = layer(ops, hidden, batch)
         return hidden
 
+    def final_states(self, ops: Ops, hidden: Tensor) -> Tensor:
+        """[T or S, H] → [T or S, H], behind the final norm."""
+        return ops.rms_norm(hidden, self.norm, eps=self.config.rms_norm_eps)
+
     def compute_logits(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
         """Hidden states [T, H] → logits [S, V] float32 of the rows ``batch.logits_indices``."""
-        rows = ops.gather_rows(hidden, batch)
-        rows = ops.rms_norm(rows, self.norm, eps=self.config.rms_norm_eps)
+        rows = self.final_states(ops, ops.gather_rows(hidden, batch))
         return ops.logits(rows, self.lm_head, softcap=self.config.final_softcap)
 
 

@@ -19,6 +19,7 @@ _CLASSES = {
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "bert": "BertModel",
 }
 
 
@@ -31,8 +32,16 @@ class Model(Protocol):
         """The batch's tokens → hidden states [T, H], before the final norm."""
         ...
 
+    def final_states(self, ops: Ops, hidden: Tensor) -> Tensor:
+        """Hidden states [T or S, H] as the output layer, or pooling, reads them."""
+        ...
+
     def compute_logits(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
-        """Hidden states [T, H] → logits [S, V] float32 of the rows ``batch.logits_indices``."""
+        """Hidden states [T, H] → logits [S, V] float32 of the rows ``batch.logits_indices``.
+
+        Raises:
+            UnsupportedModelError: An encoder has no logits.
+        """
         ...
 
 
@@ -71,6 +80,7 @@ def load_model(
     precision: Literal["auto", "int8", "bf16"] = "auto",
     quantization: str | None = None,
     progress: Progress | None = None,
+    with_output_layer: bool = True,
 ) -> Model:
     """Build the model of ``checkpoint`` with the weights of a backend.
 
@@ -80,6 +90,7 @@ def load_model(
         precision: Of activations in quantised layers (``DeviceConfig.linear_precision``).
         quantization: ``q8_0``, ``q4_0``, ``q4_1`` or None (``--quantization``).
         progress: Called with (tensors done, tensors in all).
+        with_output_layer: False: the model makes embeddings only.
 
     Raises:
         OutOfMemoryError: The packed weights do not fit in what is free.
@@ -91,6 +102,11 @@ def load_model(
     needed = estimate_packed_bytes(checkpoint, quantization)
     require_memory(checkpoint.path, needed, available_memory())
     weights = WeightLoader(
-        checkpoint, factory, precision=precision, quantization=quantization, progress=progress
+        checkpoint,
+        factory,
+        precision=precision,
+        quantization=quantization,
+        progress=progress,
+        with_output_layer=with_output_layer,
     )
     return build(weights)

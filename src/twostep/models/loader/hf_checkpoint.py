@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from twostep.config.model import ModelConfig
 from twostep.models.loader.checkpoint import TokenizerSource
 from twostep.models.loader.errors import missing
 from twostep.models.loader.hf_config import model_config_from_hf
@@ -26,7 +27,15 @@ _PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
     ("model.language_model.", "model."),
+    # Checkpoints without an output layer, as embedding models are saved.
+    ("layers.", "model.layers."),
+    ("embed_tokens.", "model.embed_tokens."),
+    ("norm.", "model.norm."),
+    # BERT under a head of its own, and its norms as the first files named them.
+    ("bert.", ""),
 )
+_PARAMETERS = (".weight", ".bias")
+_ENDINGS = ((".LayerNorm.gamma", ".LayerNorm.weight"), (".LayerNorm.beta", ".LayerNorm.bias"))
 
 
 class HFCheckpoint:
@@ -44,7 +53,7 @@ class HFCheckpoint:
         self._entries: dict[str, tuple[SafetensorsFile, SafetensorsEntry]] = {}
         for name, entry in open_safetensors(path).items():
             logical = _logical_name(name)
-            if _is_used(logical, tied=self.config.tie_word_embeddings):
+            if _is_used(logical, self.config):
                 self._entries[logical] = entry
         self.names = frozenset(self._entries)
         self.weight_bytes = sum(entry.nbytes for _, entry in self._entries.values())
@@ -71,18 +80,23 @@ class HFCheckpoint:
 
 
 def _logical_name(name: str) -> str:
+    for ending, replacement in _ENDINGS:
+        if name.endswith(ending):
+            name = name.removesuffix(ending) + replacement
     for prefix, replacement in _PREFIXES:
         if name.startswith(prefix):
             return replacement + name.removeprefix(prefix)
     return name
 
 
-def _is_used(name: str, *, tied: bool) -> bool:
+def _is_used(name: str, config: ModelConfig) -> bool:
     """Whether the language model reads it: no vision tower, buffers, or copy of a tied table."""
+    if config.is_encoder:
+        return name.startswith(("embeddings.", "encoder.layer.")) and name.endswith(_PARAMETERS)
     if name.startswith("lm_head."):
-        return not tied
+        return not config.tie_word_embeddings
     parts = ("model.layers.", "model.embed_tokens.", "model.norm.")
-    return name.startswith(parts) and name.endswith((".weight", ".bias"))
+    return name.startswith(parts) and name.endswith(_PARAMETERS)
 
 
 def _plus_one(raw: RawTensor) -> RawTensor:

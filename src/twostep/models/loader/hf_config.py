@@ -24,6 +24,7 @@ ARCHITECTURES = {
     "gemma3": "gemma3",
     "gemma3_text": "gemma3",
     "qwen3_moe": "qwen3_moe",
+    "bert": "bert",
 }
 """``model_type`` → file name in ``models``."""
 
@@ -64,6 +65,8 @@ def model_config_from_hf(path: Path, values: Mapping[str, Any]) -> ModelConfig:
     merged = {**_DEFAULTS.get(architecture, {}), **_not_null(text.values if text else values)}
     fields = Fields(path, merged)
     _refuse_unsupported(fields, top)
+    if architecture == "bert":
+        return _bert(path, fields)
     hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     head_dim = fields.integer("head_dim", max(1, hidden // heads))
     activation_field = "hidden_activation" if architecture == "gemma3" else "hidden_act"
@@ -89,6 +92,39 @@ def model_config_from_hf(path: Path, values: Mapping[str, Any]) -> ModelConfig:
         embedding_scale=math.sqrt(hidden) if architecture == "gemma3" else 1.0,
         qk_norm=architecture in ("qwen3", "qwen3_moe", "gemma3"),
         **_experts(architecture, fields),
+    )
+    return validate(path, config)
+
+
+def _bert(path: Path, fields: Fields) -> ModelConfig:
+    """An encoder's configuration has names of its own, and no rotary embedding."""
+    for name, only in (("hidden_act", "gelu"), ("position_embedding_type", "absolute")):
+        if (word := fields.text(name, only)) != only:
+            raise UnsupportedModelError(
+                f"{path}: {name}: '{word}' is not supported for bert; supported is {only}"
+            )
+    if fields.flag("is_decoder", False):
+        raise UnsupportedModelError(
+            f"{path}: is_decoder: a BERT that generates is not supported; use another checkpoint"
+        )
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    count = fields.integer("num_hidden_layers")
+    check_num_layers(path, "num_hidden_layers", count)
+    if hidden % heads:
+        raise fields.wrong("hidden_size", f"{hidden} is no multiple of {heads} attention heads")
+    config = ModelConfig(
+        architecture="bert",
+        vocab_size=fields.integer("vocab_size"),
+        hidden_size=hidden,
+        intermediate_size=fields.integer("intermediate_size"),
+        num_heads=heads,
+        num_kv_heads=heads,
+        head_dim=hidden // heads,
+        layers=(LayerConfig(rope=None),) * count,
+        max_position=fields.integer("max_position_embeddings"),
+        is_encoder=True,
+        layer_norm_eps=fields.number("layer_norm_eps", 1e-12),
+        num_token_types=fields.integer("type_vocab_size", 2),
     )
     return validate(path, config)
 

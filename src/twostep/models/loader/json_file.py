@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from twostep.contracts.errors import ModelFileError
 from twostep.models.loader.errors import corrupt, missing
+
+Hook = Callable[[list[tuple[str, Any]]], dict[str, Any]]
 
 MAX_JSON_BYTES = 200_000_000
 
@@ -18,17 +21,28 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises:
         ModelFileError: The file is missing, unreadable, or holds no JSON object.
     """
+    return parse_json(_read(path), path, "JSON")
+
+
+def read_json_list(path: Path) -> list[Any]:
+    """The list in the file ``path``; errors as ``read_json``'s."""
+    value = _parse(_read(path), path, "JSON", None)
+    if not isinstance(value, list):
+        raise corrupt(path, "JSON", "not a JSON list")
+    return value
+
+
+def _read(path: Path) -> bytes:
     try:
         if path.stat().st_size > MAX_JSON_BYTES:
             raise corrupt(path, "size", f"more than {MAX_JSON_BYTES} bytes of JSON")
-        data = path.read_bytes()
+        return path.read_bytes()
     except FileNotFoundError as error:
         raise missing(path.parent, path.name) from error
     except OSError as error:
         raise ModelFileError(
             f"{path}: cannot be read ({error.strerror or error}); check the path and its rights"
         ) from error
-    return parse_json(data, path, "JSON")
 
 
 def parse_json(data: bytes, path: Path, field: str, *, unique: bool = False) -> dict[str, Any]:
@@ -36,13 +50,17 @@ def parse_json(data: bytes, path: Path, field: str, *, unique: bool = False) -> 
 
     With ``unique``, two entries of one name are an error instead of the last one's win.
     """
-    try:
-        value = json.loads(data, object_pairs_hook=_unique if unique else None)
-    except (ValueError, RecursionError) as error:
-        raise corrupt(path, field, f"not JSON ({error})") from error
+    value = _parse(data, path, field, _unique if unique else None)
     if not isinstance(value, dict):
         raise corrupt(path, field, "not a JSON object")
     return value
+
+
+def _parse(data: bytes, path: Path, field: str, hook: Hook | None) -> Any:
+    try:
+        return json.loads(data, object_pairs_hook=hook)
+    except (ValueError, RecursionError) as error:
+        raise corrupt(path, field, f"not JSON ({error})") from error
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Literal
@@ -14,11 +15,19 @@ from twostep.models.loader.checkpoint import Checkpoint
 from twostep.ops.formats import (
     FORMATS,
     QUANTIZATIONS,
+    dequantize,
     is_finite,
     packed_bytes,
     requantize,
 )
 from twostep.ops.protocol import LinearPrecision, RawTensor, Weight, WeightFactory
+
+_TOP = ("model.embed_tokens.weight", "lm_head.weight", "embeddings.word_embeddings.weight")
+_NEVER_QUANTIZED = (
+    "mlp.gate.weight",
+    "embeddings.position_embeddings.weight",
+    "embeddings.token_type_embeddings.weight",
+)
 
 Progress = Callable[[int, int], None]
 """Called with (tensors done, tensors in all) after each."""
@@ -37,6 +46,7 @@ class WeightLoader:
         quantization: ``q8_0``, ``q4_0`` or ``q4_1``: linear layers stored in more bits than that
             are quantised. Embeddings and the output layer get no fewer than 8 bits.
         progress: Told after each tensor.
+        with_output_layer: Whether an untied output layer is wanted.
 
     Raises:
         UsageError: Unknown ``quantization``.
@@ -50,7 +60,9 @@ class WeightLoader:
         precision: Literal["auto", "int8", "bf16"] = "auto",
         quantization: str | None = None,
         progress: Progress | None = None,
+        with_output_layer: bool = True,
     ) -> None:
+        self.with_output_layer = with_output_layer
         self.checkpoint = checkpoint
         self.config: ModelConfig = checkpoint.config
         self._factory = factory
@@ -98,6 +110,22 @@ class WeightLoader:
         raw = self._load(name, (size,), None)
         weight = self._factory.vector(raw)
         self._finish([raw])
+        return weight
+
+    def positions(
+        self, positions: str, segments: str, rows: int, num_segments: int, width: int
+    ) -> Weight:
+        """The table [rows, width] for ``ops.add_positions``; segment 0, which all are, is in it."""
+        parts = [
+            self._load(positions, (rows, width), None),
+            self._load(segments, (num_segments, width), None),
+        ]
+        values = dequantize(parts[0]) + dequantize(parts[1])[0]
+        table = dataclasses.replace(
+            parts[0], format="F32", data=np.ascontiguousarray(values).view(np.uint8).reshape(-1)
+        )
+        weight = self._factory.vector(table)
+        self._finish(parts)
         return weight
 
     def biases(self, names: list[str], sizes: list[int]) -> Weight:
@@ -197,12 +225,12 @@ def estimate_packed_bytes(checkpoint: Checkpoint, quantization: str | None = Non
 def stored_format(raw: RawTensor, target: str | None) -> str:
     """The format that a tensor has in memory when linear layers are quantised to ``target``.
 
-    Embeddings and the output layer get no fewer than 8 bits, routers of experts stay as they are,
-    and nothing gets more than it had.
+    Embeddings and the output layer get no fewer than 8 bits, routers of experts and embeddings of
+    positions and segments stay as they are, and nothing gets more than it had.
     """
-    if target is None or len(raw.shape) != 2 or raw.name.endswith("mlp.gate.weight"):
+    if target is None or len(raw.shape) != 2 or raw.name.endswith(_NEVER_QUANTIZED):
         return raw.format
-    is_top = raw.name in ("model.embed_tokens.weight", "lm_head.weight")
+    is_top = raw.name in _TOP
     wanted = "Q8_0" if is_top else target
     fits = raw.shape[-1] % FORMATS[wanted].block_length == 0
     return wanted if fits and _is_wider(raw, wanted) else raw.format
