@@ -26,7 +26,14 @@ if TYPE_CHECKING:
         UnsupportedModelError,
         UsageError,
     )
-    from twostep.contracts.results import CompletionOutput, Logprob, RequestOutput
+    from twostep.contracts.pooling import PoolingParams
+    from twostep.contracts.results import (
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        Logprob,
+        RequestOutput,
+    )
     from twostep.contracts.sampling import (
         RepetitionDetectionParams,
         RequestOutputKind,
@@ -44,6 +51,8 @@ __all__ = [
     "LLM",
     "AsyncLLM",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineDeadError",
     "EngineOptions",
     "InvalidRequestError",
@@ -52,6 +61,7 @@ __all__ = [
     "ModelFileError",
     "ModelNotFoundError",
     "OutOfMemoryError",
+    "PoolingParams",
     "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
@@ -75,8 +85,10 @@ def _home(name: str) -> str:
         return "twostep.entrypoints.async_engine"
     if name == "EngineOptions":
         return "twostep.entrypoints.engine_options"
-    if name in ("CompletionOutput", "Logprob", "RequestOutput"):
+    if name == "Logprob" or name.endswith("Output"):
         return "twostep.contracts.results"
+    if name == "PoolingParams":
+        return "twostep.contracts.pooling"
     if name == "RequestOutputKind" or name.endswith("Params"):
         return "twostep.contracts.sampling"
     return "twostep.contracts.errors"

@@ -58,6 +58,7 @@ OUTPUTS = EngineCoreOutputs(
             prefill_stats=PrefillStats(num_prompt_tokens=3, num_cached_tokens=2, queued_ts=1.5),
             num_preemptions=2,
         ),
+        EngineCoreOutput(request_id="c", new_token_ids=[0], pooled=b"\x00\x00\x80\xff"),
     ],
     scheduler_stats=SchedulerStats(num_running_reqs=1, num_waiting_reqs=2, kv_cache_usage=0.5),
     timestamp=12.25,

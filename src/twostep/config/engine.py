@@ -8,6 +8,8 @@ from typing import Literal
 KVCacheDtype = Literal["auto", "bf16", "fp16", "fp32"]
 LinearPrecision = Literal["auto", "int8", "bf16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
+RunnerType = Literal["auto", "generate", "pooling"]
+ConvertType = Literal["auto", "none", "embed"]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from twostep.contracts.pooling import Pooler
+
 
 class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Facts that front end, server and metrics need; nothing in it changes while it runs."""
@@ -35,5 +37,7 @@ class EngineInfo(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds without progress after which the core counts as hung."""
     version: str
     """Of twostep."""
+    pooler: Pooler | None = None
+    """Set if the engine makes embeddings; it generates no text then."""
     boot: list[tuple[str, str]] = []
     """Rows of the boot table: (label, text)."""

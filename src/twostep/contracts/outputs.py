@@ -38,6 +38,8 @@ class ModelRunnerOutput(msgspec.Struct, kw_only=True):
     in seconds of the core's clock. None unless ``Executor.time_device`` was called."""
     graph_mode: str | None = None
     """How the forward pass ran: FULL, PIECEWISE or NONE. Told with ``device_spans``."""
+    pooled: dict[str, bytes] = msgspec.field(default_factory=dict)
+    """Embeddings: the vector of each request that has ended its prompt, as float32."""
     draft_token_ids: dict[str, list[int]] = msgspec.field(default_factory=dict)
     """What a drafter proposes to follow each request's tokens. Synchronous scheduling only: with
     steps in flight, drafts stay on the device."""
@@ -70,6 +72,8 @@ class EngineCoreOutput(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=
     complete, so no end token was waited for."""
     prefill_stats: PrefillStats | None = None
     num_preemptions: int = 0
+    pooled: bytes | None = None
+    """Of an embedding request: its vector, float32, whole and not normalised."""
 
 
 class SpecDecodeStats(msgspec.Struct, frozen=True, kw_only=True):

@@ -56,3 +56,46 @@ class RequestOutput:
     """The first entry is None: nothing predicts the first token."""
     num_cached_tokens: int | None = None
     metrics: RequestStateStats | None = None
+    embedding: list[float] | None = None
+    """Of an embedding request: its vector. Such a request has no tokens."""
+
+
+@dataclasses.dataclass(slots=True)
+class EmbeddingOutput:
+    """One vector."""
+
+    embedding: list[float]
+    """float32 values; empty if the request failed."""
+
+    @property
+    def hidden_size(self) -> int:
+        """Numbers of the vector."""
+        return len(self.embedding)
+
+
+@dataclasses.dataclass(slots=True)
+class EmbeddingRequestOutput:
+    """The answer to one embedding request."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int | None = None
+    finished: bool = True
+    error: str | None = None
+    """Why there is no vector: the request failed in the engine, or was aborted."""
+
+    @classmethod
+    def of(cls, output: RequestOutput) -> EmbeddingRequestOutput:
+        """The final output of an embedding request."""
+        [end] = output.outputs
+        error = None
+        if output.embedding is None:
+            error = str(end.stop_reason or end.finish_reason)
+        return cls(
+            request_id=output.request_id,
+            outputs=EmbeddingOutput(output.embedding or []),
+            prompt_token_ids=output.prompt_token_ids,
+            num_cached_tokens=output.num_cached_tokens,
+            error=error,
+        )

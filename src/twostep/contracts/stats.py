@@ -43,6 +43,7 @@ class FinishedRequestStats(msgspec.Struct, frozen=True, kw_only=True):
     num_cached_tokens: int
     num_generation_tokens: int
     max_tokens: int
+    """0 for an embedding request: its vector counts as its first token's time, and as no token."""
     n: int
     num_preemptions: int
     e2e_latency: float

@@ -72,6 +72,7 @@ async def start_async_llm(
             options.scheduling_policy,
             reject_long_max_tokens=reject_long_max_tokens,
             check_grammar=compiler_for_text(text, info.vocab_size).validate,
+            pooler=info.pooler,
         ),
         text.output_processor(),
         text.chat_prompter(chat_template),

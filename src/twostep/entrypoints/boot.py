@@ -21,6 +21,8 @@ class BootReport:
     max_num_seqs: int
     max_num_batched_tokens: int
     async_scheduling: bool
+    pooling: str | None = None
+    """How embeddings are made; None: text is generated."""
     num_threads: int
     isa: str
     isa_reason: str
@@ -31,8 +33,10 @@ class BootReport:
         """(label, value) lines."""
         kv = self.kv_sizing
         phases = ", ".join(f"{phase} {seconds:.2f}" for phase, seconds in self.seconds.items())
+        pooling = [] if self.pooling is None else [("embeddings", self.pooling)]
         return [
             ("model", f"{self.model} ({self.architecture})"),
+            *pooling,
             ("weights", f"{_mib(self.weight_bytes)} packed"),
             (
                 "kv cache",

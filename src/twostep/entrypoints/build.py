@@ -13,11 +13,13 @@ from twostep import _native as native
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.config.model import ModelConfig
 from twostep.contracts.errors import OutOfMemoryError, UsageError
+from twostep.contracts.pooling import Pooler
 from twostep.engine.core import EngineCore
 from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.engine_options import EngineOptions
 from twostep.entrypoints.grammars import compiler_for_path
 from twostep.entrypoints.machine import inspect_machine
+from twostep.entrypoints.pooling import PoolingChoice, choose_pooling
 from twostep.entrypoints.system_clock import MonotonicClock
 from twostep.entrypoints.tracing.watch import Watch
 from twostep.executor.uniproc import UniprocExecutor
@@ -27,6 +29,7 @@ from twostep.models.registry import load_model
 from twostep.ops.cpu.device_model import CpuModel, DeviceLimits, RecordableModel
 from twostep.ops.cpu.weights import CpuWeights
 from twostep.runner.model_runner import ModelRunner
+from twostep.runner.pooling_runner import PoolingRunner
 from twostep.structured_output.compiler import LLGuidanceCompiler
 
 BLOCK_SIZE = 16
@@ -55,6 +58,8 @@ class BuiltCore:
     boot: BootReport
     watch: Watch
     """To be closed after the core."""
+    pooler: Pooler | None
+    """Set if the engine makes embeddings."""
 
 
 class Phases:
@@ -108,6 +113,8 @@ def _build(
     name: str, checkpoint: Checkpoint, options: EngineOptions, phases: Phases, watch: Watch
 ) -> BuiltCore:
     config = checkpoint.config
+    pooling = choose_pooling(checkpoint, options)
+    pooler = None if pooling is None else pooling.pooler
     device = _choose_device()
     num_threads = _choose_threads(options.threads)
     phases.start("weights")
@@ -118,16 +125,21 @@ def _build(
         precision=options.linear_precision,
         quantization=options.quantization,
         progress=lambda done, total: phases.advance(done / total),
+        with_output_layer=pooler is None,
     )
     phases.start("kv cache and plan")
-    kv_dtype = _choose_kv_dtype(device, options)
-    scheduler_config, sizing = _size(config, options, kv_dtype)
-    cpu_model = _record(model, config, device, scheduler_config, sizing, num_threads, kv_dtype)
+    kv_dtype = _choose_kv_dtype(device, options, config)
+    scheduler_config, cache_config, sizing = _size(config, options, kv_dtype, pooling)
+    cpu_model = _record(
+        model, config, device, scheduler_config, sizing, num_threads, kv_dtype, pooler
+    )
     # What was made until now lives as long as the engine; looking through it for garbage again
     # and again would stall steps for milliseconds.
     gc.freeze()
     compiler = compiler_for_path(checkpoint.path, config.vocab_size)
-    core = _start_core(cpu_model, config, scheduler_config, sizing, options, watch, compiler)
+    core = _start_core(
+        cpu_model, config, scheduler_config, cache_config, options, watch, compiler, pooler
+    )
     phases.finish()
     boot = BootReport(
         model=name,
@@ -135,10 +147,12 @@ def _build(
         weight_bytes=factory.num_bytes,
         kv_dtype=kv_dtype,
         kv_sizing=sizing,
-        max_model_len=scheduler_config.max_model_len,
+        # The scheduler counts the place of a vector as a token.
+        max_model_len=scheduler_config.max_model_len - (pooler is not None),
         max_num_seqs=scheduler_config.max_num_seqs,
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         async_scheduling=scheduler_config.async_scheduling,
+        pooling=None if pooling is None else pooling.describe(),
         num_threads=num_threads,
         isa=device.isa,
         isa_reason=device.reason,
@@ -152,6 +166,7 @@ def _build(
         grammar_compiler=compiler,
         boot=boot,
         watch=watch,
+        pooler=pooler,
     )
 
 
@@ -166,10 +181,15 @@ def _choose_device() -> native.Device:
         raise UsageError(str(error)) from None
 
 
-def _choose_kv_dtype(device: native.Device, options: EngineOptions) -> str:
-    """What the kernels read fastest; for the exact path what keeps most bits in two bytes."""
+def _choose_kv_dtype(device: native.Device, options: EngineOptions, config: ModelConfig) -> str:
+    """What the kernels read fastest; for the exact path what keeps most bits in two bytes.
+
+    An encoder reads its KV once, in the step that wrote it: there is nothing to save.
+    """
     if options.kv_cache_dtype != "auto":
         return options.kv_cache_dtype
+    if config.is_encoder:
+        return "fp32"
     if options.linear_precision == "bf16":
         return "fp16"
     default: str = native.default_kv_dtype(device)
@@ -186,18 +206,29 @@ def _choose_threads(asked: int | None) -> int:
 
 
 def _size(
-    config: ModelConfig, options: EngineOptions, kv_dtype: str
-) -> tuple[SchedulerConfig, KVCacheSizing]:
-    """Budgets, context length and KV blocks: what is asked, within what is free."""
+    config: ModelConfig, options: EngineOptions, kv_dtype: str, pooling: PoolingChoice | None
+) -> tuple[SchedulerConfig, CacheConfig, KVCacheSizing]:
+    """Budgets, context length and KV blocks: what is asked, within what is free.
+
+    A vector takes the place of one token behind its text. Encoders see a text in one step, whole;
+    neither they nor a mean can leave out what others have computed.
+    """
+    is_encoder = pooling is not None and pooling.is_encoder
+    takes_all = is_encoder or (pooling is not None and pooling.pooler.kind == "mean")
+    is_chunked = options.enable_chunked_prefill and not is_encoder
     max_num_seqs = options.max_num_seqs or DEFAULT_MAX_NUM_SEQS
     budget = options.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, max_num_seqs)
-    max_model_len = options.max_model_len or min(config.max_position, DEFAULT_LONGEST_CONTEXT)
+    longest = min(config.max_position, DEFAULT_LONGEST_CONTEXT)
+    if pooling is not None:
+        longest = min(longest, pooling.max_length or longest)
+    max_model_len = options.max_model_len or longest
     if max_model_len > config.max_position:
         raise UsageError(
             f"--max-model-len {max_model_len}: the model was trained for {config.max_position} "
             "tokens; ask for that or less"
         )
-    if not options.enable_chunked_prefill:
+    max_model_len += pooling is not None
+    if not is_chunked:
         budget = max(budget, max_model_len)
     block_bytes = kv_block_bytes(
         block_size=BLOCK_SIZE,
@@ -215,8 +246,11 @@ def _size(
     usable = free if asked is not None else int(free * KV_SHARE_OF_FREE_MEMORY)
     if options.max_model_len is None:  # the default gives way to what fits
         fitting = (usable if asked is None else asked) // block_bytes - 1
-        max_model_len = max(min(max_model_len, fitting * BLOCK_SIZE), BLOCK_SIZE)
+        room = fitting * BLOCK_SIZE - (pooling is not None)
+        max_model_len = max(min(max_model_len, room), BLOCK_SIZE)
     steps = 2 if options.async_scheduling else 1
+    if pooling is not None:
+        _require_room(max_model_len - 1, usable if asked is None else asked, block_bytes)
     sizing = size_kv_cache(
         block_bytes=block_bytes,
         block_size=BLOCK_SIZE,
@@ -233,10 +267,29 @@ def _size(
         max_model_len=max_model_len,
         policy=options.scheduling_policy,
         async_scheduling=options.async_scheduling,
-        enable_chunked_prefill=options.enable_chunked_prefill,
+        enable_chunked_prefill=is_chunked,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
     )
-    return scheduler_config, sizing
+    cache_config = CacheConfig(
+        num_blocks=sizing.num_blocks,
+        block_size=sizing.block_size,
+        enable_prefix_caching=options.enable_prefix_caching and not takes_all,
+        watermark=options.watermark,
+        sliding_window=common_window(config),
+    )
+    return scheduler_config, cache_config, sizing
+
+
+def _require_room(length: int, num_bytes: int, block_bytes: int) -> None:
+    """Of a text that is embedded: the place of its vector must be there as well."""
+    num_blocks = num_bytes // block_bytes
+    longest = (num_blocks - 1) * BLOCK_SIZE - 1
+    if longest < length:
+        cure = f"set --max-model-len {longest} or less" if longest > 0 else "free some memory"
+        raise OutOfMemoryError(
+            f"the KV cache has {num_bytes} bytes, {num_blocks} blocks of {BLOCK_SIZE} tokens, too "
+            f"few for a text of {length} tokens: {cure}"
+        )
 
 
 def common_window(config: ModelConfig) -> int | None:
@@ -253,36 +306,44 @@ def _record(
     sizing: KVCacheSizing,
     num_threads: int,
     kv_dtype: str,
+    pooler: Pooler | None,
 ) -> CpuModel:
+    max_logits_rows = max(8, min(64, LOGITS_BUFFER_FLOATS // config.vocab_size))
     limits = DeviceLimits(
         max_num_seqs=scheduler_config.max_num_seqs,
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
         max_model_len=scheduler_config.max_model_len,
         num_blocks=sizing.num_blocks,
         block_size=sizing.block_size,
-        max_logits_rows=max(8, min(64, LOGITS_BUFFER_FLOATS // config.vocab_size)),
+        max_logits_rows=max_logits_rows if pooler is None else scheduler_config.max_num_seqs,
     )
-    return CpuModel(model, config, device, limits, num_threads=num_threads, kv_cache_dtype=kv_dtype)
+    return CpuModel(
+        model,
+        config,
+        device,
+        limits,
+        num_threads=num_threads,
+        kv_cache_dtype=kv_dtype,
+        pooling=None if pooler is None else pooler.kind,
+    )
 
 
 def _start_core(
     cpu_model: CpuModel,
     config: ModelConfig,
     scheduler_config: SchedulerConfig,
-    sizing: KVCacheSizing,
+    cache_config: CacheConfig,
     options: EngineOptions,
     watch: Watch,
     compiler: LLGuidanceCompiler,
+    pooler: Pooler | None,
 ) -> EngineCore:
-    runner = ModelRunner(cpu_model, config.vocab_size, enforce_eager=options.enforce_eager)
+    eager = options.enforce_eager
+    if pooler is None:
+        runner = ModelRunner(cpu_model, config.vocab_size, enforce_eager=eager)
+    else:
+        runner = PoolingRunner(cpu_model, config.vocab_size, pooler.kind, enforce_eager=eager)
     executor = UniprocExecutor(runner, max_concurrent_batches=2 if options.async_scheduling else 1)
-    cache_config = CacheConfig(
-        num_blocks=sizing.num_blocks,
-        block_size=sizing.block_size,
-        enable_prefix_caching=options.enable_prefix_caching,
-        watermark=options.watermark,
-        sliding_window=common_window(config),
-    )
     clock = MonotonicClock()
     observer = watch.begin(executor, clock, scheduler_config, cache_config)
     return EngineCore(

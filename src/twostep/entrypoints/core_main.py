@@ -141,12 +141,13 @@ def engine_info(spec: CoreSpec, built: BuiltCore) -> EngineInfo:
         block_size=boot.kv_sizing.block_size,
         num_gpu_blocks=boot.kv_sizing.num_blocks - 1,
         kv_cache_dtype=boot.kv_dtype,
-        enable_prefix_caching=spec.options.enable_prefix_caching,
+        enable_prefix_caching=built.core.scheduler.kv_cache_manager.enable_prefix_caching,
         max_num_seqs=boot.max_num_seqs,
         max_num_batched_tokens=boot.max_num_batched_tokens,
         num_threads=boot.num_threads,
         heartbeat_timeout=heartbeat_timeout(built),
         version=__version__,
+        pooler=built.pooler,
         boot=boot.rows(),
     )
 

@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import dataclasses
 
-from twostep.config.engine import KVCacheDtype, LinearPrecision, SchedulingPolicy
+from twostep.config.engine import (
+    ConvertType,
+    KVCacheDtype,
+    LinearPrecision,
+    RunnerType,
+    SchedulingPolicy,
+)
+from twostep.contracts.pooling import PoolingType
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
 class EngineOptions:
     """What a user may set; None means: find out what is best here."""
 
+    runner: RunnerType = "auto"
+    """Generate text, or make embeddings (``pooling``); ``auto``: what the checkpoint is for."""
+    convert: ConvertType = "auto"
+    """``embed``: make embeddings with a model that generates."""
+    pooling_type: PoolingType | None = None
+    """How the hidden states of a text become one vector."""
+    normalize: bool | None = None
+    """Whether vectors have length 1."""
     quantization: str | None = None
     linear_precision: LinearPrecision = "auto"
     kv_cache_dtype: KVCacheDtype = "auto"

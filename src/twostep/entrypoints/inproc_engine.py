@@ -7,6 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from twostep.config.model import ModelConfig
+from twostep.contracts.pooling import Pooler
 from twostep.engine.client import InprocClient
 from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.build import Phases, Progress, build_core
@@ -31,6 +32,8 @@ class BuiltEngine:
     boot: BootReport
     watch: Watch
     """To be closed after the client."""
+    pooler: Pooler | None
+    """Set if the engine makes embeddings."""
 
 
 def build_engine(
@@ -57,4 +60,5 @@ def build_engine(
         grammar_compiler=built.grammar_compiler,
         boot=built.boot,
         watch=built.watch,
+        pooler=built.pooler,
     )

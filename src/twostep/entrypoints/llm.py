@@ -9,9 +9,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from twostep.config.engine import KVCacheDtype, LinearPrecision, SchedulingPolicy
+from twostep.config.engine import (
+    ConvertType,
+    KVCacheDtype,
+    LinearPrecision,
+    RunnerType,
+    SchedulingPolicy,
+)
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError
-from twostep.contracts.results import RequestOutput
+from twostep.contracts.pooling import PoolingParams, PoolingType
+from twostep.contracts.results import EmbeddingRequestOutput, RequestOutput
 from twostep.contracts.sampling import RequestOutputKind, SamplingParams
 from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.engine_options import EngineOptions
@@ -23,6 +30,7 @@ from twostep.frontend.input_processor import PromptType
 from twostep.frontend.tokenizer import Tokenizer
 
 Message = Mapping[str, Any]
+AnyParams = SamplingParams | PoolingParams
 
 
 class LLM:
@@ -41,6 +49,10 @@ class LLM:
         self,
         model: str | Path,
         *,
+        runner: RunnerType = "auto",
+        convert: ConvertType = "auto",
+        pooling_type: PoolingType | None = None,
+        normalize: bool | None = None,
         quantization: str | None = None,
         linear_precision: LinearPrecision = "auto",
         kv_cache_dtype: KVCacheDtype = "auto",
@@ -66,6 +78,12 @@ class LLM:
 
         Args:
             model: Fetched if it is not on disk.
+            runner: ``generate`` text or make embeddings (``pooling``); ``auto`` is what the
+                checkpoint is for.
+            convert: ``embed``: make embeddings with a model that generates.
+            pooling_type: How the hidden states of a text become a vector: ``last``, ``mean`` or
+                ``cls``; by default what the checkpoint says, or the last token's.
+            normalize: Whether vectors have length 1; by default what the checkpoint says, or yes.
             quantization: ``q8_0``, ``q4_0`` or ``q4_1``: quantise float weights while loading.
             linear_precision: Activations of quantised layers: ``int8`` (fast, the default) or
                 ``bf16`` (exact).
@@ -94,6 +112,10 @@ class LLM:
             ModelError, OutOfMemoryError, UsageError: One line with cause and cure.
         """
         options = EngineOptions(
+            runner=runner,
+            convert=convert,
+            pooling_type=pooling_type,
+            normalize=normalize,
             quantization=quantization,
             linear_precision=linear_precision,
             kv_cache_dtype=kv_cache_dtype,
@@ -125,6 +147,7 @@ class LLM:
             scheduling_policy,
             _seed_source(seed),
             check_grammar=engine.grammar_compiler.validate,
+            pooler=engine.pooler,
         )
         self._output_processor = engine.text.output_processor()
         self._chat_prompter = engine.text.chat_prompter(chat_template)
@@ -150,6 +173,29 @@ class LLM:
         """
         many = _as_list(prompts)
         return self._run(many, _one_each(sampling_params, len(many)), use_tqdm=use_tqdm)
+
+    def embed(
+        self,
+        prompts: PromptType | Sequence[PromptType],
+        pooling_params: PoolingParams | None = None,
+        *,
+        use_tqdm: bool = True,
+    ) -> list[EmbeddingRequestOutput]:
+        """A vector of each text; all run together. Outputs are in the order of the prompts.
+
+        Args:
+            prompts: As ``generate``'s.
+            pooling_params: For all of them.
+            use_tqdm: Show a progress bar on a terminal.
+
+        Raises:
+            InvalidRequestError: A text is empty or too long, or the model makes no embeddings;
+                nothing ran then.
+        """
+        many = _as_list(prompts)
+        params = [pooling_params or PoolingParams()] * len(many)
+        outputs = self._run(many, params, use_tqdm=use_tqdm)
+        return [EmbeddingRequestOutput.of(output) for output in outputs]
 
     def chat(
         self,
@@ -277,7 +323,7 @@ class LLM:
         text, ids = self._chat_prompter.encode(messages, **options)
         return {"prompt": text, "prompt_token_ids": ids}
 
-    def _add(self, prompts: Sequence[PromptType], params: Sequence[SamplingParams]) -> list[str]:
+    def _add(self, prompts: Sequence[PromptType], params: Sequence[AnyParams]) -> list[str]:
         """Check all, then queue all: an error in one leaves nothing behind."""
         self._check_open()
         first = self._next_id
@@ -302,7 +348,7 @@ class LLM:
     def _run(
         self,
         prompts: Sequence[PromptType],
-        params: Sequence[SamplingParams],
+        params: Sequence[AnyParams],
         *,
         use_tqdm: bool,
     ) -> list[RequestOutput]:
@@ -352,7 +398,9 @@ def _one_each(
     return list(params)
 
 
-def _only_final(params: SamplingParams) -> SamplingParams:
+def _only_final(params: AnyParams) -> AnyParams:
+    if isinstance(params, PoolingParams):
+        return params
     params = params.clone()
     params.output_kind = RequestOutputKind.FINAL_ONLY
     return params

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from twostep.config.engine import SchedulingPolicy
+from twostep.contracts.pooling import Pooler
 from twostep.contracts.sampling import StructuredOutputsParams
 from twostep.frontend.chat_prompt import ChatPrompter
 from twostep.frontend.chat_template import ChatTemplate
@@ -34,6 +35,7 @@ class TextSide:
         *,
         reject_long_max_tokens: bool = False,
         check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
+        pooler: Pooler | None = None,
     ) -> InputProcessor:
         """What checks requests; ``seed_source`` gives seeds to those that bring none."""
         return InputProcessor(
@@ -46,6 +48,7 @@ class TextSide:
             reject_long_max_tokens=reject_long_max_tokens,
             seed_source=seed_source,
             check_grammar=check_grammar,
+            pooler=pooler,
         )
 
     def output_processor(self) -> OutputProcessor:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 
 from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError
 from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.outputs import EngineCoreOutputs
-from twostep.contracts.results import RequestOutput
+from twostep.contracts.pooling import PoolingParams
+from twostep.contracts.results import EmbeddingRequestOutput, RequestOutput
 from twostep.contracts.sampling import SamplingParams
 from twostep.contracts.stats import IterationStats, StatsListener
 from twostep.engine.client import AsyncCoreClient
@@ -88,16 +89,59 @@ class AsyncLLM:
         finally:
             stream.abort()
 
+    async def encode(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams,
+        request_id: str,
+        *,
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> AsyncGenerator[EmbeddingRequestOutput, None]:
+        """The vector of one text, as an iterator of one output; otherwise as ``generate``."""
+        stream = await self.add_request(
+            request_id, prompt, pooling_params, priority=priority, cache_salt=cache_salt
+        )
+        try:
+            async for output in stream:
+                yield EmbeddingRequestOutput.of(output)
+        finally:
+            stream.abort()
+
+    async def embed(
+        self,
+        prompt: PromptType,
+        pooling_params: PoolingParams | None = None,
+        *,
+        request_id: str = "embd",
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> EmbeddingRequestOutput:
+        """The vector of one text; see ``encode``. If only it failed, ``error`` says why."""
+        outputs = self.encode(
+            prompt,
+            pooling_params or PoolingParams(),
+            request_id,
+            priority=priority,
+            cache_salt=cache_salt,
+        )
+        async with contextlib.aclosing(outputs):
+            async for output in outputs:
+                return output
+        raise self.dead_error
+
     async def add_request(
         self,
         request_id: str,
         prompt: PromptType,
-        sampling_params: SamplingParams,
+        params: SamplingParams | PoolingParams,
         *,
         priority: int = 0,
         cache_salt: str | None = None,
     ) -> RequestStream:
         """Check and queue a request; its outputs are read from the stream.
+
+        With ``PoolingParams`` there is one output, which holds the ``embedding``.
 
         Whoever drops the stream before its end must call its ``abort``.
 
@@ -108,7 +152,7 @@ class AsyncLLM:
         self._check_open()
         if cache_salt is not None:
             prompt = _with_salt(prompt, cache_salt)
-        request = await self._process(request_id, prompt, sampling_params, priority)
+        request = await self._process(request_id, prompt, params, priority)
         self._check_open()
         ids = [core_request.request_id for core_request in request.core_requests]
         stream = RequestStream(request_id, ids, request.params.output_kind, self._abort_stream)
@@ -129,12 +173,16 @@ class AsyncLLM:
         self._abort(ids)
 
     async def _process(
-        self, request_id: str, prompt: PromptType, params: SamplingParams, priority: int
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: SamplingParams | PoolingParams,
+        priority: int,
     ) -> ProcessedRequest:
         process = self.input_processor.process
         # Long texts and grammars in a thread: both let go of the interpreter lock.
-        is_quick = params.structured_outputs is None and _text_length(prompt) <= LONG_TEXT_CHARS
-        if is_quick:
+        has_grammar = isinstance(params, SamplingParams) and params.structured_outputs is not None
+        if not has_grammar and _text_length(prompt) <= LONG_TEXT_CHARS:
             return process(request_id, prompt, params, priority=priority or None)
         return await asyncio.to_thread(
             process, request_id, prompt, params, priority=priority or None

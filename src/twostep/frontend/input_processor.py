@@ -11,8 +11,14 @@ from typing import Any
 from twostep.config.engine import SchedulingPolicy
 from twostep.config.limits import Limits
 from twostep.contracts.errors import InvalidRequestError
+from twostep.contracts.pooling import Pooler, PoolingParams
 from twostep.contracts.request import EngineCoreRequest
-from twostep.contracts.sampling import SamplingParams, StructuredOutputsParams
+from twostep.contracts.sampling import (
+    RequestOutputKind,
+    SamplingParams,
+    StructuredOutputsParams,
+)
+from twostep.frontend.pooling_checks import check_pooling_params
 from twostep.frontend.sampling_checks import check_sampling_params
 from twostep.frontend.tokenizer import Tokenizer
 
@@ -37,6 +43,8 @@ class ProcessedRequest:
     stop_texts: dict[int, str]
     """Stop strings that are special tokens: the core sees them as ids."""
     core_requests: list[EngineCoreRequest]
+    pooling: PoolingParams | None = None
+    """Of an embedding request, checked; ``params`` are the core's then."""
 
 
 class InputProcessor:
@@ -58,6 +66,7 @@ class InputProcessor:
         policy: SchedulingPolicy = "fcfs",
         check_grammar: Callable[[StructuredOutputsParams], None] | None = None,
         reject_long_max_tokens: bool = False,
+        pooler: Pooler | None = None,
         seed_source: Callable[[], int] | None = None,
         id_source: Callable[[], str] | None = None,
         clock: Callable[[], float] = time.time,
@@ -68,8 +77,9 @@ class InputProcessor:
         ``extra_eos_token_ids`` default to the tokenizer's. ``reject_long_max_tokens`` refuses
         a ``max_tokens`` beyond the room left, instead of ending there with reason "length".
         ``check_grammar`` raises InvalidRequestError for a constraint that cannot be kept; without
-        it the engine has no structured outputs. ``seed_source`` gives
-        integers of 63 bits, ``id_source`` short unique texts, ``clock`` wall-clock seconds.
+        it the engine has no structured outputs. ``pooler``: the engine makes embeddings, and
+        generates no text. ``seed_source`` gives integers of 63 bits, ``id_source`` short unique
+        texts, ``clock`` wall-clock seconds.
         """
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len
@@ -85,6 +95,7 @@ class InputProcessor:
         self._defaults = default_sampling_params or SamplingParams()
         self._policy = policy
         self._check_grammar = check_grammar
+        self._pooler = pooler
         self._reject_long_max_tokens = reject_long_max_tokens
         self._seed_source = seed_source or (lambda: secrets.randbits(63))
         self._id_source = id_source or (lambda: secrets.token_hex(4))
@@ -98,7 +109,7 @@ class InputProcessor:
         self,
         request_id: str,
         prompt: PromptType,
-        params: SamplingParams | None = None,
+        params: SamplingParams | PoolingParams | None = None,
         *,
         client_index: int = 0,
         priority: int | None = None,
@@ -107,6 +118,15 @@ class InputProcessor:
 
         ``n > 1`` gives children named "0_id", "1_id", ... whose seeds count up.
         """
+        if isinstance(params, PoolingParams):
+            return self._process_pooling(request_id, prompt, params, client_index, priority)
+        if self._pooler is not None:
+            raise InvalidRequestError(
+                "this model makes embeddings and generates no text; ask for embeddings, or serve "
+                "another model",
+                "model",
+                "unsupported_feature",
+            )
         params = check_sampling_params(params or self._defaults, self.limits, self.vocab_size)
         if priority is not None:
             params.priority = priority
@@ -132,6 +152,49 @@ class InputProcessor:
             for i in range(params.n)
         ]
         return ProcessedRequest(request_id, text, ids, params, stop_texts, children)
+
+    def _process_pooling(
+        self,
+        request_id: str,
+        prompt: PromptType,
+        params: PoolingParams,
+        client_index: int,
+        priority: int | None,
+    ) -> ProcessedRequest:
+        """For the core it is a request of one token, in whose place the vector comes."""
+        params = check_pooling_params(params, self._pooler)
+        if priority is not None:
+            params.priority = priority
+        self._check_priority(params.priority)
+        text, ids, cache_salt = self._read_prompt(prompt)
+        if text == "" or not ids:
+            raise InvalidRequestError("the text is empty; give at least one token", "prompt")
+        if len(ids) > self.max_model_len:
+            raise InvalidRequestError(
+                # Clients look for these words.
+                f"This model's maximum context length is {self.max_model_len} tokens. However, "
+                f"your text has {len(ids)} tokens; shorten it or set truncate_prompt_tokens",
+                "prompt",
+                "context_length_exceeded",
+            )
+        core_params = SamplingParams(
+            max_tokens=1,
+            temperature=0.0,
+            seed=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        request = EngineCoreRequest(
+            request_id=f"{request_id}-{self._id_source()}",
+            prompt_token_ids=ids,
+            sampling_params=core_params,
+            eos_token_id=0,
+            arrival_time=self._clock(),
+            client_index=client_index,
+            priority=params.priority,
+            cache_salt=cache_salt,
+        )
+        return ProcessedRequest(request_id, text, ids, core_params, {}, [request], params)
 
     # The prompt ---------------------------------------------------------------------------------
 
@@ -219,16 +282,19 @@ class InputProcessor:
                     "unsupported_feature",
                 )
             self._check_grammar(params.structured_outputs)
-        if type(params.priority) is not int or not -_MAX_INT64 <= params.priority <= _MAX_INT64:
-            raise InvalidRequestError("priority must be an integer of 64 bits", "priority")
-        if params.priority and self._policy != "priority":
-            raise InvalidRequestError(
-                "priority needs the engine option --scheduling-policy priority", "priority"
-            )
+        self._check_priority(params.priority)
         if self.tokenizer is None and (params.stop or params.bad_words):
             name = "stop" if params.stop else "bad_words"
             raise InvalidRequestError(
                 f"{name} needs a tokenizer and this model was loaded without one", name
+            )
+
+    def _check_priority(self, priority: int) -> None:
+        if type(priority) is not int or not -_MAX_INT64 <= priority <= _MAX_INT64:
+            raise InvalidRequestError("priority must be an integer of 64 bits", "priority")
+        if priority and self._policy != "priority":
+            raise InvalidRequestError(
+                "priority needs the engine option --scheduling-policy priority", "priority"
             )
 
     def _fit_max_tokens(self, params: SamplingParams, prompt_len: int) -> None:

@@ -18,6 +18,7 @@ from twostep.contracts.results import (
 )
 from twostep.contracts.sampling import RequestOutputKind
 from twostep.contracts.stats import FinishedRequestStats, IterationStats
+from twostep.frontend.embedding import finish_embedding
 from twostep.frontend.input_processor import ProcessedRequest
 from twostep.frontend.sequence_state import SequenceState, named_prompt_logprobs
 from twostep.frontend.tokenizer import Tokenizer
@@ -76,6 +77,7 @@ class _RequestState:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = None
         self.prompt_logprobs_sent = False
         self.num_cached_tokens: int | None = None
+        self.embedding: list[float] | None = None
         self.stats = RequestStateStats(arrival_time=now)
         self.preemptions = [0] * len(self.sequences)
         self.times = [SequenceTimes() for _ in self.sequences]
@@ -116,6 +118,7 @@ class _RequestState:
             prompt_logprobs=prompt_logprobs,
             num_cached_tokens=self.num_cached_tokens,
             metrics=_copy(self.stats),
+            embedding=self.embedding,
         )
 
 
@@ -181,11 +184,16 @@ class OutputProcessor:
     ) -> None:
         sequence = state.sequences[index]
         before = len(sequence.token_ids)
+        is_pooled = output.pooled is not None
+        if output.pooled is not None and state.request.pooling is not None:
+            state.embedding = finish_embedding(output.pooled, state.request.pooling)
+            # The token only stood for the vector.
+            output = msgspec.structs.replace(output, new_token_ids=[], pooled=None)
         sequence.update(output)
         new_tokens = len(sequence.token_ids) - before
         state.observe(index, output, now, new_tokens)
         times = state.times[index]
-        if new_tokens:
+        if new_tokens or is_pooled:
             if iteration is not None:
                 _count(iteration, state, times, now, new_tokens)
             times.first_token = times.first_token or now
@@ -271,12 +279,13 @@ def _copy(stats: RequestStateStats) -> RequestStateStats:
 def _count(
     iteration: IterationStats, state: _RequestState, times: SequenceTimes, now: float, tokens: int
 ) -> None:
-    """A sequence got tokens: add to the figures of this message."""
+    """A sequence got tokens, or a vector: add to the figures of this message."""
     iteration.num_generation_tokens += tokens
     if times.last_token:
         iteration.inter_token_latencies.append(now - times.last_token)
         return
-    iteration.time_to_first_tokens.append(now - state.stats.arrival_time)
+    if tokens:
+        iteration.time_to_first_tokens.append(now - state.stats.arrival_time)
     if times.prefill is not None:
         iteration.num_prompt_tokens += times.prefill.num_prompt_tokens
         iteration.num_cached_tokens += times.prefill.num_cached_tokens
@@ -296,7 +305,7 @@ def _finished_stats(state: _RequestState, index: int, now: float) -> FinishedReq
         num_prompt_tokens=len(request.prompt_token_ids),
         num_cached_tokens=0 if prefill is None else prefill.num_cached_tokens,
         num_generation_tokens=len(sequence.token_ids),
-        max_tokens=request.params.max_tokens,
+        max_tokens=request.params.max_tokens if request.pooling is None else 0,
         n=request.params.n,
         num_preemptions=state.preemptions[index],
         e2e_latency=now - arrival,

@@ -140,7 +140,7 @@ class EngineMetrics:
         self.e2e_latency.observe(request.e2e_latency)
         self.request_generation_tokens.observe(request.num_generation_tokens)
         self.request_num_preemptions.observe(request.num_preemptions)
-        if request.num_generation_tokens:  # it was planned, and got through its prompt
+        if request.num_generation_tokens or request.prefill_time:  # it got through its prompt
             self.queue_time.observe(request.queued_time)
             self.inference_time.observe(request.inference_time)
             self.prefill_time.observe(request.prefill_time)
@@ -157,7 +157,8 @@ class EngineMetrics:
         self.request_prompt_tokens.observe(request.num_prompt_tokens)
         self.request_max_num_generation_tokens.observe(longest)
         self.request_params_n.observe(request.n)
-        self.request_params_max_tokens.observe(request.max_tokens)
+        if request.max_tokens:  # not an embedding's
+            self.request_params_max_tokens.observe(request.max_tokens)
 
     def on_rejected(self, reason: str) -> None:
         """A full queue turned a request away; ``reason`` is one of REJECTIONS."""

@@ -61,13 +61,14 @@ class RequestTracer:
     def begin(
         self,
         request_id: str,
-        params: SamplingParams,
+        params: SamplingParams | None,
         operation: str,
         headers: Callable[[bytes], str | None],
     ) -> None:
         """A request was queued; told before its first news.
 
-        ``operation`` is ``chat`` or ``text_completion``; ``headers`` looks up HTTP headers.
+        ``operation`` is ``chat``, ``text_completion`` or ``embeddings`` (which has no ``params``);
+        ``headers`` looks up HTTP headers.
         """
         found = {name: headers(name.encode()) for name in TRACE_HEADERS}
         given = {name: value for name, value in found.items() if value is not None}

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from twostep.contracts.executor import StepFuture
 from twostep.contracts.outputs import ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, NewRequestData, SchedulerOutput
 from twostep.ops.cpu.device_model import SAMPLE, SCORE, CpuModel, LogitsRows, SampledRows
@@ -100,12 +101,9 @@ class ModelRunner:
         )
         return None
 
-    def sample_tokens(self, grammar_output: GrammarOutput | None) -> AsyncOutput:
+    def sample_tokens(self, grammar_output: GrammarOutput | None) -> StepFuture:
         """Launch logits and sampling for the forward pass just launched."""
-        state = self._execute_model_state
-        if state is None:
-            raise RuntimeError("sample_tokens called without execute_model")
-        self._execute_model_state = None
+        state = self._take_launched()
         req_ids, logits = state.batch.req_ids, state.logits
         owners = [req_ids[request] for request in logits.requests]
         if grammar_output is not None:
@@ -123,6 +121,13 @@ class ModelRunner:
             slice_rows=self._model.limits.max_logits_rows,
             timing=self._timing_of(state, tickets) if self._times_device else None,
         )
+
+    def _take_launched(self) -> ExecuteModelState:
+        """The forward pass that was launched last."""
+        state, self._execute_model_state = self._execute_model_state, None
+        if state is None:
+            raise RuntimeError("sample_tokens called without execute_model")
+        return state
 
     def _launch(self, plan: Any, step: Any) -> int:
         """Queue a recorded plan on the device; returns the ticket to wait for."""
@@ -283,7 +288,10 @@ class ModelRunner:
             row = self.states[new.request_id].row
             token_ids = np.array(new.prefill_token_ids, dtype=np.int32)
             step.stage_tokens(self._model.token_table, row, 0, token_ids)
-            params = row_params(new, self._vocab_size)
-            stage_row(self._model.sample_state, step, row, new.prefill_token_ids, params)
+            self._stage_params(new, row, step)
             if new.num_cached_tokens > new.num_computed_tokens:
                 step.keep_cached(batch.req_ids.index(new.request_id), new.num_cached_tokens)
+
+    def _stage_params(self, new: NewRequestData, row: int, step: Any) -> None:
+        params = row_params(new, self._vocab_size)
+        stage_row(self._model.sample_state, step, row, new.prefill_token_ids, params)

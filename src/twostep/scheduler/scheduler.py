@@ -417,6 +417,7 @@ class Scheduler(SchedulerState):
             ),
             prefill_stats=request.take_prefill_stats(),
             num_preemptions=request.num_preemptions,
+            pooled=model_runner_output.pooled.get(request_id),
         )
 
     def _update_request_with_output(
