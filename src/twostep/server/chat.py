@@ -31,6 +31,7 @@ async def create_chat_completion(
     """Serve one request."""
     state.check_open()
     state.check_model(request.model)
+    state.check_generates()
     check_chat_fields(request)
     params = chat_params(state, request)
     params.priority = request_priority(call, request)

@@ -33,6 +33,7 @@ async def create_completion(state: ServerState, call: HttpCall, request: Complet
     """Serve one request."""
     state.check_open()
     state.check_model(request.model)
+    state.check_generates()
     params = completion_params(state, request)
     params.priority = request_priority(call, request)
     prompts = await completion_prompts(state, request, params)

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.outputs import NO_TOKEN_LEFT
+from twostep.contracts.pooling import PoolingParams
 from twostep.contracts.request import FinishReason
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import SamplingParams
@@ -37,12 +38,17 @@ logger = logging.getLogger(__name__)
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Job:
-    """One prompt and how it is to be continued."""
+    """One prompt and how it is to be continued, or made a vector of."""
 
     prompt: PromptType
     num_tokens: int
     """Of the prompt; an estimate if it is still text."""
-    params: SamplingParams
+    params: SamplingParams | PoolingParams
+
+    @property
+    def num_sequences(self) -> int:
+        """What the engine will run for it."""
+        return self.params.n if isinstance(self.params, SamplingParams) else 1
 
 
 class AnswerWriter(Protocol):
@@ -86,7 +92,7 @@ class Generation:
         self._param_names = param_names or {}
         self._engine: AsyncLLM = state.engine
         self._scope: RequestScope = state.in_flight.admit(
-            sum(job.params.n for job in jobs), sum(job.num_tokens for job in jobs)
+            sum(job.num_sequences for job in jobs), sum(job.num_tokens for job in jobs)
         )
 
     async def answer(self, writer: AnswerWriter, *, stream: bool) -> None:
@@ -176,11 +182,15 @@ class Generation:
             for stream in streams:
                 stream.abort()
 
-    def _trace(self, request_id: str, params: SamplingParams) -> None:
+    def _trace(self, request_id: str, params: SamplingParams | PoolingParams) -> None:
         tracer = self._state.observability.tracer
-        if tracer is not None:
-            operation = "chat" if self._name.startswith("chatcmpl") else "text_completion"
-            tracer.begin(request_id, params, operation, self._call.header)
+        if tracer is None:
+            return
+        sampling = params if isinstance(params, SamplingParams) else None
+        operation = "chat" if self._name.startswith("chatcmpl") else "text_completion"
+        if sampling is None:
+            operation = "embeddings"
+        tracer.begin(request_id, sampling, operation, self._call.header)
 
     async def _checked_jobs(self) -> Sequence[Job]:
         """All jobs; of several, all are checked before the first is queued."""

@@ -54,31 +54,38 @@ async def completion_prompts(
     ]
 
 
-def split_prompts(prompt: Any, most: int) -> list[str | list[int]]:
-    """Text, a list of texts, ids, or a list of lists of ids, as a list of prompts."""
+def split_prompts(prompt: Any, most: int, field: str = "prompt") -> list[str | list[int]]:
+    """Text, a list of texts, ids, or a list of lists of ids, as a list of prompts.
+
+    ``field``: what clients call them.
+    """
     if prompt is None:
         raise ApiError(
-            "missing_required_parameter", "prompt is required and was not given", "prompt"
+            "missing_required_parameter", f"{field} is required and was not given", field
         )
     if isinstance(prompt, str):
         return [prompt]
     if not prompt:
-        raise ApiError("invalid_value", "prompt is an empty list; give at least one", "prompt")
+        raise ApiError("invalid_value", f"{field} is an empty list; give at least one", field)
     kind = type(prompt[0])
     for i, each in enumerate(prompt):
         if type(each) is not kind:
             raise ApiError(
-                "invalid_type", f"prompt[{i}] is of another type than prompt[0]", f"prompt[{i}]"
+                "invalid_type",
+                f"{field}[{i}] is of another type than {field}[0]",
+                f"{field}[{i}]",
             )
     if kind is int:
         return [prompt]
     if len(prompt) > most:
         raise ApiError(
-            "invalid_value", f"{len(prompt)} prompts; at most {most} are allowed", "prompt"
+            "invalid_value",
+            f"{field} has {len(prompt)} entries; at most {most} are allowed",
+            field,
         )
     for i, each in enumerate(prompt):
         if not each:
-            raise ApiError("invalid_value", f"prompt[{i}] is empty", f"prompt[{i}]")
+            raise ApiError("invalid_value", f"{field}[{i}] is empty", f"{field}[{i}]")
     return list(prompt)
 
 

@@ -1,4 +1,4 @@
-"""Fields that every generating endpoint treats the same: ids, priority, salt, the log line."""
+"""Fields that all endpoints of a model treat the same: ids, priority, salt, the log line."""
 
 from __future__ import annotations
 
@@ -11,14 +11,17 @@ from twostep.contracts.sampling import SamplingParams
 from twostep.server.errors import ApiError, shown
 from twostep.server.http import HttpCall
 from twostep.server.protocol.common import SamplingFields
+from twostep.server.protocol.embeddings import EmbeddingRequest
 from twostep.server.state import ServerState
 
 logger = logging.getLogger("twostep.server.requests")
 
+AnyRequest = SamplingFields | EmbeddingRequest
+
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
-def answer_id(prefix: str, call: HttpCall, request: SamplingFields) -> str:
+def answer_id(prefix: str, call: HttpCall, request: AnyRequest) -> str:
     """The id of the answer: ``prefix-`` and the request's id."""
     given = request.request_id
     if given is None:
@@ -32,7 +35,7 @@ def answer_id(prefix: str, call: HttpCall, request: SamplingFields) -> str:
     return f"{prefix}-{given}"
 
 
-def request_priority(call: HttpCall, request: SamplingFields) -> int:
+def request_priority(call: HttpCall, request: AnyRequest) -> int:
     """The body's priority, else the X-Vllm-Priority header's, else 0."""
     if request.priority is not None:
         return request.priority
@@ -49,7 +52,7 @@ def request_priority(call: HttpCall, request: SamplingFields) -> int:
         ) from None
 
 
-def cache_salt(request: SamplingFields) -> str | None:
+def cache_salt(request: AnyRequest) -> str | None:
     """What isolates the request's prefix cache; ApiError for a salt that names no tenant."""
     salt = request.cache_salt
     if salt is not None and any(char in salt for char in "@/\\"):

@@ -12,10 +12,11 @@ from starlette.types import ASGIApp
 from twostep.server import status, tokenization
 from twostep.server.chat import create_chat_completion
 from twostep.server.completions import create_completion
-from twostep.server.errors import ApiError
+from twostep.server.embeddings import create_embeddings
 from twostep.server.http import HttpCall, JsonEndpoint, PlainEndpoint
 from twostep.server.protocol.chat import ChatCompletionRequest, ChatCompletionResponse
 from twostep.server.protocol.completions import CompletionRequest, CompletionResponse
+from twostep.server.protocol.embeddings import EmbeddingRequest, EmbeddingResponse
 from twostep.server.protocol.models import ModelCard, ModelList
 from twostep.server.protocol.status import LoadResponse, VersionResponse
 from twostep.server.protocol.tokenize import (
@@ -69,11 +70,13 @@ def _generation(state: ServerState) -> list[Operation]:
             "Continue a text",
             streams=True,
         ),
-        Operation(
-            path="/v1/embeddings",
-            methods=("POST",),
-            summary="Not available for this model",
-            app=PlainEndpoint(_no_embeddings),
+        _post(
+            state,
+            "/v1/embeddings",
+            create_embeddings,
+            EmbeddingRequest,
+            EmbeddingResponse,
+            "Vectors of texts",
         ),
     ]
 
@@ -169,10 +172,4 @@ def _get(
         summary=summary,
         app=PlainEndpoint(functools.partial(handle, state)),
         response=response,
-    )
-
-
-async def _no_embeddings(call: HttpCall) -> None:
-    raise ApiError(
-        "unsupported_feature", "this model generates text and makes no embeddings", "model"
     )

@@ -47,6 +47,8 @@ class ServerState:
         self._wall_clock = wall_clock
         self._engine: AsyncLLM | None = None
         self._defaults = SamplingParams()
+        self.has_seen_token_ids = False
+        """Whether a client has sent token ids to be embedded."""
         self.created = int(wall_clock())
 
     def now(self) -> int:
@@ -101,6 +103,16 @@ class ServerState:
         self.check_open()
         assert self._engine is not None
         return self._engine
+
+    def check_generates(self) -> None:
+        """Raise ApiError if the engine makes embeddings; nothing if there is no engine yet."""
+        if self._engine is not None and self._engine.info.pooler is not None:
+            raise ApiError(
+                "unsupported_feature",
+                "this model makes embeddings and generates no text; ask /v1/embeddings, or serve "
+                "another model",
+                "model",
+            )
 
     @property
     def percent(self) -> int:

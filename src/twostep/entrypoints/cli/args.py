@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -88,6 +89,31 @@ def positive_size(text: str) -> int:
     return value
 
 
+def pooler_config(text: str) -> dict[str, Any]:
+    """vLLM's ``--pooler-config``, as keyword arguments of ``LLM``."""
+    try:
+        given = json.loads(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"not JSON: {error}") from None
+    if not isinstance(given, dict):
+        raise argparse.ArgumentTypeError("not a JSON object")
+    names = {"pooling_type": "pooling_type", "seq_pooling_type": "pooling_type"}
+    names |= {"normalize": "normalize", "use_activation": "normalize"}
+    found: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in names:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(names)}")
+        if names[name] == "normalize":
+            if not isinstance(value, bool):
+                raise argparse.ArgumentTypeError(f"{name} must be true or false")
+            found["normalize"] = value
+            continue
+        if str(value).upper() not in ("LAST", "MEAN", "CLS"):
+            raise argparse.ArgumentTypeError(f"{name} must be LAST, MEAN or CLS")
+        found["pooling_type"] = value.lower()
+    return found
+
+
 def utf8(text: str) -> str:
     """Text for a model; raises for bytes that were not UTF-8 (Python keeps them as surrogates)."""
     try:
@@ -105,6 +131,25 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("engine")
     add = group.add_argument
     add("--chat-template", metavar="FILE", help="chat template other than the model's own")
+    add(
+        "--runner",
+        choices=["auto", "generate", "pooling"],
+        default="auto",
+        help="generate text or make embeddings; auto (default): what the model is for",
+    )
+    add(
+        "--convert",
+        choices=["auto", "none", "embed"],
+        default="auto",
+        help="embed: make embeddings with a model that generates",
+    )
+    add(
+        "--pooler-config",
+        type=pooler_config,
+        default={},
+        metavar="JSON",
+        help='how texts become vectors, {"pooling_type": "MEAN", "normalize": false}',
+    )
     add("-q", "--quantization", metavar="TYPE", help="quantise weights at load: q8_0, q4_0, q4_1")
     add(
         "--linear-precision",
@@ -172,6 +217,8 @@ def check_watch_flags(args: argparse.Namespace) -> None:
 def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, Any]:
     """The keyword arguments of ``LLM`` from the flags of :func:`add_engine_flags`."""
     names = (
+        "runner",
+        "convert",
         "quantization",
         "linear_precision",
         "kv_cache_dtype",
@@ -191,6 +238,7 @@ def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, 
         "async_scheduling",
     )
     options = {name: getattr(args, name) for name in names}
+    options |= args.pooler_config
     if args.linear_precision == "auto" and model.entry is not None:
         options["linear_precision"] = model.entry.linear_precision
     if args.chat_template is not None:

@@ -282,11 +282,12 @@ def announce(url: str, settings: ServerSettings, engine: AsyncLLM, seconds: floa
     print(dim(table(engine.info.boot), sys.stderr), file=sys.stderr)
     print(f"twostep: ready on {url} in {seconds:.1f} s", file=sys.stderr)
     key = " -H 'Authorization: Bearer KEY'" if settings.api_keys else ""
-    target = f"{url}/v1/chat/completions"
+    path = "/v1/chat/completions"
+    body = '{"messages": [{"role": "user", "content": "Hello"}]}'
+    if engine.info.pooler is not None:
+        path, body = "/v1/embeddings", '{"input": "Hello"}'
+    target = f"{url}{path}"
     if url.startswith("unix:"):
-        target = f"--unix-socket {url.removeprefix('unix:')} http://localhost/v1/chat/completions"
-    example = (
-        f"  curl {target} -H 'Content-Type: application/json'{key} "
-        """-d '{"messages": [{"role": "user", "content": "Hello"}]}'"""
-    )
+        target = f"--unix-socket {url.removeprefix('unix:')} http://localhost{path}"
+    example = f"  curl {target} -H 'Content-Type: application/json'{key} -d '{body}'"
     print(dim(example, sys.stderr), file=sys.stderr, flush=True)
