@@ -98,7 +98,8 @@ class Machine:
         native.add_attention(
             self.plan, self.device, self.cache, 1, self.q,
             num_heads=layer.heads, num_threads=num_threads,
-            sliding_window=layer.window, softcap=layer.softcap, causal=layer.causal,
+            sliding_window=layer.window, softcap=layer.softcap,
+            **({} if layer.causal else {"causal": False}),
             rows=self.out if keep_rows else None, acts=self.acts,
         )  # fmt: skip
         self.stream = native.Stream(num_threads)
