@@ -143,7 +143,7 @@ def test_sigterm_drains(client: openai.OpenAI, process: ServeProcess) -> None:
 
 
 def test_a_killed_core_ends_the_server(model: str) -> None:
-    argv = ["--max-model-len", "512", "--kv-cache-memory-bytes", "32MiB"]
+    argv = ["--max-model-len", "512", "--kv-cache-memory-bytes", "32MiB", "--restart-core", "0"]
     process = ServeProcess(model, "--served-model-name", "m", *argv)
     url = process.url
     with openai.OpenAI(base_url=f"{url}/v1", api_key="x", timeout=200, max_retries=0) as client:

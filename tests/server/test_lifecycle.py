@@ -5,7 +5,9 @@ from __future__ import annotations
 import io
 import json
 import logging
+import re
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +130,7 @@ def test_b60_stalled_engine() -> None:
 
 
 def test_b58_dead_engine() -> None:
-    server = LiveServer()
+    server = LiveServer(max_core_restarts=0)
     server.core.stall_after = 2
     stream = server.open_stream(CHAT, BODY)
     whole = server.open_stream(CHAT, {**BODY, "stream": False})
@@ -143,6 +145,111 @@ def test_b58_dead_engine() -> None:
         each.close()
     server.join()
     assert isinstance(server.error, EngineDeadError), "so the process exits with 1"
+
+
+def kill(server: LiveServer) -> None:
+    """The core dies, and the next one is not loaded until ``finish_loading``."""
+    server._may_load.clear()
+    server.call(server.core.die)
+    server.wait_until(lambda: server.state.status == "restarting")
+
+
+def test_an_engine_that_died_is_started_again() -> None:
+    """Open requests end with an error at once; new ones get 503 until the new one is there."""
+    with live_server() as server:
+        assert server.complete(max_tokens=4).status == 200
+        server.core.stall_after = 2
+        stream = server.open_stream(CHAT, BODY)
+        whole = server.open_stream(CHAT, {**BODY, "stream": False})
+        stream.read_until(b'"content":"e"')
+        server.wait_until(lambda: len(server.core.running) == 2)
+        started = time.monotonic()
+        kill(server)
+        data = stream.read_to_end()
+        assert b" 500 " in whole.read_until(b"}}").splitlines()[0]
+        assert time.monotonic() - started < 2
+        assert data.count(b'"code":"engine_dead"') == 1
+        assert b'"finish_reason":"' not in data
+        for each in (stream, whole):
+            each.close()
+        server.wait_until(lambda: server.state.phase == "weights")
+        answer = server.chat()
+        assert (answer.status, answer.error["code"]) == (503, "engine_restarting")
+        assert "weights 42 %" in answer.error["message"]
+        assert answer.headers["retry-after"] == "1"
+        for path in ("/health", "/ready"):
+            answer = server.get(path)
+            assert answer.status == 503
+            assert answer.json == {
+                "status": "restarting",
+                "phase": "weights",
+                "percent": 42,
+                "error": "the engine core has stopped: killed by a test",
+            }
+        assert server.get("/live").status == 200
+        assert server.get("/metrics").status == 200
+        server.finish_loading()
+        server.wait_until(lambda: server.state.status == "ready")
+        assert server.get("/ready").status == server.get("/health").status == 200
+        assert server.chat().json["choices"][0]["message"]["content"] == "Hello there."
+        metrics = server.get("/metrics").body.decode()
+        assert re.search(r"^twostep:engine_restarts_total{.*} 1.0$", metrics, re.MULTILINE)
+        assert re.search(r"^vllm:num_requests_running{.*} 0.0$", metrics, re.MULTILINE)
+        done = re.findall(r'^vllm:request_success_total{.*"(?:stop|length)".*} (\d)', metrics, re.M)
+        assert sum(map(int, done)) == 2, "counters go on: one before, one after"
+
+
+def test_not_again_and_again() -> None:
+    """The second restart waits a second; when there were enough, the server ends and says so."""
+    server = LiveServer(max_core_restarts=2)
+    for wait in (0.0, 1.0):
+        kill(server)
+        server.finish_loading()
+        started = time.monotonic()
+        server.wait_until(lambda: server.state.status == "ready")
+        assert time.monotonic() - started >= 0.9 * wait
+        assert server.chat().status == 200
+    server.call(server.core.die)
+    server.join()
+    assert isinstance(server.error, EngineDeadError)
+    assert "(restarts within 10 minutes: 2)" in str(server.error)
+
+
+def test_restarts_of_long_ago_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("twostep.server.launcher.RESTART_WINDOW_SECONDS", 0.0)
+    with live_server(max_core_restarts=1) as server:
+        for _ in range(3):
+            kill(server)
+            server.finish_loading()
+            server.wait_until(lambda: server.state.status == "ready")
+        assert server.chat().status == 200
+
+
+def test_a_new_engine_that_dies_while_it_loads_counts() -> None:
+    server = LiveServer(max_core_restarts=2)
+    kill(server)
+    server.finish_loading(EngineDeadError("the engine core ended while loading the model"))
+    server.join()
+    assert "while loading the model (restarts within 10 minutes: 2)" in str(server.error)
+
+
+def test_a_model_that_has_gone_meanwhile_ends_the_server() -> None:
+    server = LiveServer()
+    kill(server)
+    server.finish_loading(ModelNotFoundError("no such file"))
+    server.join()
+    assert isinstance(server.error, ModelNotFoundError)
+
+
+@pytest.mark.parametrize("pausing", [False, True])
+def test_stop_while_it_is_started_again(pausing: bool) -> None:
+    server = LiveServer()
+    if pausing:
+        server.call(lambda: server.server._restarts.extend([time.monotonic()] * 4))
+    kill(server)
+    server.request_stop()
+    server.join()
+    assert server.error is None
 
 
 # -- sockets ----------------------------------------------------------------------------------

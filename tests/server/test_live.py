@@ -63,7 +63,7 @@ def test_updates_come_as_they_are_made(server: LiveServer) -> None:
 
 
 def test_the_end_of_the_engine_is_an_error() -> None:
-    server = LiveServer()
+    server = LiveServer(max_core_restarts=0)
     watcher = Watcher(server)
     server.wait_until(lambda: server.core.is_watched)
     server.call(server.core.die)

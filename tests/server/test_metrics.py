@@ -58,6 +58,7 @@ OTHERS: dict[str, set[str]] = {
     "vllm:mm_cache_queries_total": LABELS,
     "vllm:mm_cache_hits_total": LABELS,
     "vllm:num_preemptions_total": LABELS,
+    "twostep:engine_restarts_total": LABELS,
     "vllm:request_success_total": LABELS | {"finished_reason"},
     "vllm:admission_rejections_total": {"model_name", "reason"},
     "vllm:spec_decode_num_drafts_total": LABELS,

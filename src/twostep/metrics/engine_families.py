@@ -104,6 +104,11 @@ class EngineFamilies:
             yield self._counter(f"{name}_queries", "There is no such cache.", 0)
             yield self._counter(f"{name}_hits", "There is no such cache.", 0)
         yield self._counter("num_preemptions", "Preemptions.", metrics.num_preemptions)
+        yield self._filled(
+            CounterMetricFamily(
+                "twostep:engine_restarts", "The engine core died and was started again.",
+                labels=self._label_names(None)),
+            metrics.restarts)
         yield self._counter(
             "request_success", "Sequences that ended, and how.",
             {str(reason): count for reason, count in metrics.finished.items()}, "finished_reason")

@@ -47,6 +47,8 @@ class EngineMetrics:
         self.num_preemptions = 0
         self.finished = dict.fromkeys(FinishReason, 0)
         self.rejections = dict.fromkeys(REJECTIONS, 0)
+        self.restarts = 0
+        """Times that the engine core died and was started again."""
         self.num_drafts = 0
         self.num_draft_tokens = 0
         self.num_accepted_tokens = 0
@@ -159,6 +161,13 @@ class EngineMetrics:
         self.request_params_n.observe(request.n)
         if request.max_tokens:  # not an embedding's
             self.request_params_max_tokens.observe(request.max_tokens)
+
+    def on_restart(self) -> None:
+        """A new core took the place of one that died: nothing of the old one runs any more."""
+        self.restarts += 1
+        self.num_requests_running = self.num_requests_waiting = 0
+        self.kv_cache_usage = 0.0
+        self._longest.clear()
 
     def on_rejected(self, reason: str) -> None:
         """A full queue turned a request away; ``reason`` is one of REJECTIONS."""

@@ -32,6 +32,7 @@ _STATUS_OF_CODE = {
     "engine_dead": 500,
     "server_overloaded": 503,
     "loading": 503,
+    "engine_restarting": 503,
     "shutting_down": 503,
     "request_timeout": 504,
 }
@@ -127,8 +128,8 @@ def internal() -> ApiError:
 
 
 def engine_dead() -> ApiError:
-    """The engine will not come back in this process."""
-    return ApiError("engine_dead", "the engine has stopped; the server is ending")
+    """The engine died while it had the request."""
+    return ApiError("engine_dead", "the engine stopped while it had this request; send it again")
 
 
 def is_ours(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""The life of a server: listen, load, serve, drain, stop."""
+"""The life of a server: listen, load, serve, load again if the engine dies, drain, stop."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ import signal
 import socket
 import ssl
 import stat
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
 
-from twostep.contracts.errors import UsageError
+from twostep.contracts.errors import EngineDeadError, UsageError
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.server.http_protocol import HttpProtocol
 from twostep.server.in_flight import Interrupt
@@ -30,6 +32,9 @@ KEEP_ALIVE_SECONDS = 75
 FLUSH_SECONDS = 2.0
 """For the last bytes of interrupted requests."""
 HEALTH_CHECK_SECONDS = 0.25
+RESTART_WINDOW_SECONDS = 600.0
+MAX_RESTART_PAUSE_SECONDS = 30.0
+"""The first restart comes at once, the next after 1, 2, 4 ... seconds."""
 FILE_LIMIT = 65536
 
 
@@ -136,6 +141,8 @@ class Server:
         """Somebody asked for the end."""
         self._stop_now = asyncio.Event()
         """Somebody asked twice."""
+        self._restarts: list[float] = []
+        """When engines that died were started again, seconds of the monotonic clock."""
         self.interrupted = False
         """Whether the end was asked for by Ctrl-C."""
 
@@ -149,19 +156,14 @@ class Server:
     async def run(self) -> None:
         """Serve until the end. Raises what loading raised, or EngineDeadError."""
         serving = asyncio.ensure_future(self._uvicorn.serve(sockets=[self._sock]))
-        loading = asyncio.ensure_future(self._load())
         stopping = asyncio.ensure_future(self._stop.wait())
         engine: AsyncLLM | None = None
         try:
-            await asyncio.wait({serving, loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if loading.done():
-                engine = await loading
-                await self._serve(engine, serving)
+            engine = await self._start(serving, stopping)
+            while engine is not None and await self._serve(engine, serving):
+                engine = await self._restart(engine, serving, stopping)
         finally:
             stopping.cancel()
-            await _end(loading)
-            if engine is None and loading.done() and not loading.cancelled():
-                engine = None if loading.exception() else loading.result()
             self._uvicorn.should_exit = True
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
@@ -169,18 +171,66 @@ class Server:
                 await engine.shutdown()
             await self._state.observability.close()
 
-    async def _serve(self, engine: AsyncLLM, serving: asyncio.Future[None]) -> None:
-        """Until somebody asks for the end, or the engine dies."""
+    async def _start(
+        self, serving: asyncio.Future[None], stopping: asyncio.Future[Any]
+    ) -> AsyncLLM | None:
+        """The loaded engine; None if the end came first. Raises what loading raised."""
+        loading = asyncio.ensure_future(self._load())
+        try:
+            first: set[asyncio.Future[Any]] = {serving, loading, stopping}
+            await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
+            return await loading if loading.done() else None
+        finally:
+            await _end(loading)
+
+    async def _serve(self, engine: AsyncLLM, serving: asyncio.Future[None]) -> bool:
+        """Until the end; True if the engine has died before."""
         while not self._stop.is_set():
             if serving.done():
-                return
+                return False
             if engine.errored:
-                self._state.status = "dead"
-                await self._flush()
-                raise engine.dead_error
+                return True
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._stop.wait(), HEALTH_CHECK_SECONDS)
         await self._drain(engine)
+        return False
+
+    async def _restart(
+        self, dead: AsyncLLM, serving: asyncio.Future[None], stopping: asyncio.Future[Any]
+    ) -> AsyncLLM | None:
+        """Another engine in place of one that died, as long as that does not happen too often.
+
+        None if the end came first. Raises EngineDeadError when it has happened too often, what
+        loading raised if that is something else.
+        """
+        error = dead.dead_error
+        most = self._state.settings.max_core_restarts
+        while True:
+            now = time.monotonic()
+            self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_SECONDS]
+            tries = len(self._restarts)
+            if tries >= most:
+                self._state.status = "dead"
+                await self._flush()
+                await dead.shutdown()
+                times = f" (restarts within 10 minutes: {tries})" if tries else ""
+                raise EngineDeadError(f"{error}{times}")
+            self._restarts.append(now)
+            self._state.restarting()
+            logger.error("%s: starting it again (%d of %d in 10 minutes)", error, tries + 1, most)
+            await dead.shutdown()
+            if tries:
+                ends: set[asyncio.Future[Any]] = {serving, stopping}
+                pause = min(MAX_RESTART_PAUSE_SECONDS, 2.0 ** (tries - 1))
+                done, _ = await asyncio.wait(
+                    ends, timeout=pause, return_when=asyncio.FIRST_COMPLETED
+                )
+                if done:
+                    return None
+            try:
+                return await self._start(serving, stopping)
+            except EngineDeadError as again:
+                error = again
 
     async def _drain(self, engine: AsyncLLM) -> None:
         """Take no more requests, let those that run go on for a while, then cut them."""

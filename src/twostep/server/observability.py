@@ -33,14 +33,26 @@ class Observability:
         self._settings = settings
         self._exposition: Exposition | None = None
         self._log_task: asyncio.Task[None] | None = None
+        self._listeners: list[StatsListener] = []
 
     def attach(self, engine: AsyncLLM) -> None:
-        """Listen to a running engine. On its event loop. Raises UsageError for a bad setting."""
+        """Listen to a running engine, or to the one that took its place: counters go on.
+
+        On its event loop. Raises UsageError for a bad setting.
+        """
+        if self.engine is None:
+            self._make_listeners(engine)
+        else:
+            self.engine.on_restart()
+        engine.stats_listeners.extend(self._listeners)
+
+    def _make_listeners(self, engine: AsyncLLM) -> None:
         settings = self._settings
         name = settings.served_model_names[0]
         buckets = make_buckets(engine.info.max_model_len, settings.custom_histogram_buckets)
         self.engine = EngineMetrics(name, engine.info, buckets=buckets)
-        listeners: list[StatsListener] = [self.engine]
+        listeners = self._listeners
+        listeners.append(self.engine)
         if settings.otlp_traces_endpoint is not None:
             from twostep.metrics.tracing import RequestTracer, make_exporter
 
@@ -50,7 +62,6 @@ class Observability:
             log = ThroughputLog(time.monotonic())
             listeners.append(log)
             self._log_task = asyncio.create_task(_tick(log, settings.log_stats_interval))
-        engine.stats_listeners.extend(listeners)
 
     def rejected(self, reason: str) -> None:
         """A full queue turned a request away."""

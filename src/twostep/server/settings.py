@@ -36,6 +36,8 @@ class ServerSettings:
     """Seconds for a whole request; None: no bound."""
     shutdown_timeout: float = 30.0
     """Seconds that running requests get after SIGTERM."""
+    max_core_restarts: int = 5
+    """Times in ten minutes that an engine core that died is started again; 0: the server ends."""
     sse_keep_alive_interval: float = 15.0
     """Seconds of silence before a stream gets a comment; 0: never."""
     stream_stall_timeout: float = 60.0

@@ -11,13 +11,13 @@ from twostep import __version__
 from twostep.contracts.errors import EngineDeadError
 from twostep.contracts.sampling import SamplingParams
 from twostep.frontend.async_llm import AsyncLLM
-from twostep.server.errors import ApiError, engine_dead, overloaded
+from twostep.server.errors import ApiError, overloaded
 from twostep.server.in_flight import InFlight, shutting_down
 from twostep.server.observability import Observability
 from twostep.server.parsers.formats import Formats, choose_formats
 from twostep.server.settings import ServerSettings
 
-Status = Literal["loading", "ready", "draining", "dead"]
+Status = Literal["loading", "ready", "restarting", "draining", "dead"]
 
 
 class ServerState:
@@ -65,7 +65,8 @@ class ServerState:
         self.phase, self.fraction = phase, fraction
 
     def ready(self, engine: AsyncLLM, defaults: SamplingParams, formats: Formats) -> None:
-        """The engine is loaded; ``defaults`` is what a request without parameters gets."""
+        """The engine is loaded, for the first time or again; ``defaults`` is what a request without
+        parameters gets."""
         self.observability.attach(engine)
         self._engine = engine
         self._defaults = defaults
@@ -74,8 +75,13 @@ class ServerState:
         facts = f"{info.model_path}|{info.quantization}|{info.kv_cache_dtype}|{info.architecture}"
         digest = hashlib.sha256(facts.encode("utf-8", "replace")).hexdigest()[:8]
         self.system_fingerprint = f"twostep-{__version__}-{digest}"
-        if self.status == "loading":
+        if self.status in ("loading", "restarting"):
             self.status = "ready"
+
+    def restarting(self) -> None:
+        """The engine core died, and is being started again."""
+        self.status = "restarting"
+        self.loading("start", 0.0)
 
     def default_params(self) -> SamplingParams:
         """A fresh copy of what a request without parameters gets."""
@@ -92,14 +98,20 @@ class ServerState:
             raise overloaded(
                 f"the model is still being loaded: {self.phase} {self.percent} %", "loading"
             )
-        if self.status == "draining":
+        if self.status == "draining" or self.status == "dead" or self._engine is None:
             raise shutting_down()
-        if self.status == "dead" or self._engine is None or self._engine.errored:
-            raise engine_dead()
+        if self.status == "restarting" or self._engine.errored:
+            if not self.settings.max_core_restarts:
+                raise shutting_down()
+            raise overloaded(
+                f"the engine died and is started again: {self.phase} {self.percent} %",
+                "engine_restarting",
+            )
 
     @property
     def engine(self) -> AsyncLLM:
-        """The engine that takes requests. Raises ApiError (loading, shutting_down, engine_dead)."""
+        """The engine that takes requests. Raises ApiError (loading, shutting_down,
+        engine_restarting)."""
         self.check_open()
         assert self._engine is not None
         return self._engine

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from twostep import __version__
-from twostep.server.errors import ApiError
+from twostep.server.errors import ApiError, scrub
 from twostep.server.http import HttpCall
 from twostep.server.protocol.models import ModelCard, ModelList, ModelMeta
 from twostep.server.protocol.status import HealthResponse, LoadResponse, VersionResponse
@@ -44,10 +44,10 @@ async def _unhealthy(state: ServerState, call: HttpCall, why: str | None) -> Non
         engine = state.loaded_engine
         status = "dead" if engine is not None and engine.errored else "stalled"
     body = HealthResponse(status=status)
-    if status == "loading":
+    if status in ("loading", "restarting"):
         body.phase, body.percent = state.phase, state.percent
-    elif why is not None:
-        body.error = "the engine makes no progress" if status == "stalled" else "the engine is dead"
+    if status != "loading" and why is not None:
+        body.error = scrub(why)
     await call.answer(msgspec.json.encode(body), 503, {"Retry-After": "1"})
 
 

@@ -96,6 +96,7 @@ def server_settings(args: argparse.Namespace, name: str) -> ServerSettings:
         max_num_queued_tokens=args.max_num_queued_tokens,
         request_timeout=args.request_timeout or None,
         shutdown_timeout=args.shutdown_timeout,
+        max_core_restarts=args.restart_core,
         sse_keep_alive_interval=args.sse_keep_alive_interval,
         trust_request_chat_template=args.trust_request_chat_template,
         enable_log_requests=args.enable_log_requests,
@@ -228,6 +229,8 @@ async def load_engine(args: argparse.Namespace, name: str, state: ServerState) -
 
         model = await asyncio.to_thread(resolve, name, ProgressReporter(from_thread))
         options = cli_args.engine_options(args, model)
+        if state.status == "restarting":  # the files show how the first core died: keep them
+            options |= {"trace": None, "record": None}
         template = options.pop("chat_template", None)
         recommended = None if args.generation_config == "vllm" else default_sampling(model)
         defaults = default_params(recommended, args.override_generation_config)

@@ -6,7 +6,7 @@ import argparse
 import json
 from typing import Any
 
-from twostep.entrypoints.cli.args import positive_size
+from twostep.entrypoints.cli.args import positive_size, size
 
 
 def seconds(text: str) -> float:
@@ -168,6 +168,13 @@ def _add_limits(group: argparse._ArgumentGroup) -> None:
         default=30.0,
         metavar="S",
         help="seconds that running requests get after SIGTERM (default 30)",
+    )
+    add(
+        "--restart-core",
+        type=size,
+        default=5,
+        metavar="N",
+        help="start an engine core that died again, N times in 10 minutes (default 5, 0: end)",
     )
     add(
         "--max-request-bytes",

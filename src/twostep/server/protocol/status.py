@@ -9,10 +9,11 @@ class HealthResponse(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Why a server is not healthy or not ready."""
 
     status: str
-    """``loading``, ``ready``, ``draining``, ``dead`` or ``stalled``."""
+    """``loading``, ``ready``, ``restarting``, ``draining``, ``dead`` or ``stalled``."""
     phase: str | None = None
     percent: int | None = None
     error: str | None = None
+    """Why the engine is not well."""
 
 
 class VersionResponse(msgspec.Struct, kw_only=True):
