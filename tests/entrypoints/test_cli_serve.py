@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -11,7 +14,9 @@ import pytest
 from twostep.contracts.errors import UsageError
 from twostep.entrypoints.catalogue import DefaultSampling
 from twostep.entrypoints.cli import help_pages, serve
+from twostep.entrypoints.engine_options import EngineOptions
 from twostep.server.settings import ServerSettings
+from twostep.server.state import ServerState
 
 MAX_HELP_MODULES = 150
 """Some 120 of Python, msgspec and ourselves; every heavy library brings hundreds more."""
@@ -144,3 +149,36 @@ def test_help_loads_nothing_heavy() -> None:
     heavy = {"starlette", "uvicorn", "numpy", "tokenizers", "jinja2", "zmq", "asyncio", "ssl"}
     assert not heavy & set(loaded)
     assert len(loaded) <= MAX_HELP_MODULES, loaded
+
+
+@pytest.mark.parametrize(("status", "recorded"), [("loading", True), ("restarting", False)])
+def test_a_restarted_core_does_not_write_over_what_the_first_one_left(
+    status: str, recorded: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tiny.gguf").write_bytes(b"GGUF")
+    made: list[EngineOptions] = []
+
+    async def start(name: str, options: EngineOptions, **others: Any) -> Any:
+        made.append(options)
+        return SimpleNamespace(tokenizer=SimpleNamespace(chat_template=None))
+
+    monkeypatch.setattr("twostep.entrypoints.async_engine.start_async_llm", start)
+    files = {"trace": str(tmp_path / "t.json"), "record": str(tmp_path / "r.rec")}
+    argv = [str(tmp_path / "tiny.gguf"), *(f"--{name}={path}" for name, path in files.items())]
+    args = serve.make_parser().parse(argv)
+
+    async def load() -> None:
+        state = ServerState(serve.server_settings(args, "tiny"))
+        state.status = status  # type: ignore[assignment]
+        monkeypatch.setattr(state, "ready", lambda *_: None)
+        await serve.load_engine(args, argv[0], state)
+
+    asyncio.run(load())
+    assert (made[0].trace, made[0].record) == (
+        (files["trace"], files["record"]) if recorded else (None, None)
+    )
+
+
+def test_the_flag_of_restarts() -> None:
+    assert settings().max_core_restarts == 5
+    assert settings("--restart-core", "0").max_core_restarts == 0
