@@ -42,7 +42,8 @@ class ServeProcess:
         return found[1]
 
     def core_pids(self) -> list[int]:
-        """Processes whose parent is the server."""
+        """Processes whose parent is the server, once it is ready."""
+        assert self.url
         pids = []
         for path in Path("/proc").glob("[0-9]*/stat"):
             with contextlib.suppress(OSError):

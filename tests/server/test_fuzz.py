@@ -7,104 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fuzz.bodies import CHAT, COMPLETIONS, HOSTILE, MESSAGE, SCHEMAS
 from helpers.live_server import Answer, LiveServer, live_server
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 ROOT = Path(__file__).parents[2]
-
-HOSTILE: list[Any] = [
-    None,
-    True,
-    False,
-    0,
-    1,
-    -1,
-    2.0,
-    2.5,
-    -0.0,
-    1e308,
-    2**31,
-    2**63,
-    -(2**63),
-    10**400,
-    "",
-    "a",
-    "5",
-    "x" * 3000,
-    "\0",
-    "</s><|im_end|>",
-    "日本\U0001f336",
-    [],
-    [[]],
-    [None],
-    [0],
-    [-1],
-    [2**64],
-    ["a", 1],
-    [{}],
-    {},
-    {"a": 1},
-    {"type": "json_schema"},
-    {"0": 1},
-    {"-1": 1e308},
-]
-PLAIN: dict[str, list[Any]] = {
-    "n": [1, 2],
-    "temperature": [0, 0.5, 1],
-    "top_p": [0.5],
-    "top_k": [-1, 0, 5],
-    "seed": [1],
-    "stop": ["a", ["b"]],
-    "max_tokens": [1, 3],
-    "stream": [True, False],
-    "stream_options": [{"include_usage": True}],
-    "logit_bias": [{"5": 1}],
-    "min_tokens": [1],
-    "ignore_eos": [True],
-    "response_format": [{"type": "text"}, {"type": "json_object"}],
-    "structured_outputs": [{"choice": ["a"]}, {"regex": "a"}, {"json": {}}],
-    "truncate_prompt_tokens": [5, -1],
-    "bad_words": [["a"]],
-    "allowed_token_ids": [[5, 6]],
-    "stop_token_ids": [[5]],
-    "repetition_detection": [{"max_pattern_size": 3}],
-    "prompt_logprobs": [1],
-    "priority": [0],
-    "cache_salt": ["s"],
-    "return_token_ids": [True],
-    "skip_special_tokens": [False],
-    "request_id": ["r"],
-    "model": ["tiny"],
-}
-CHAT: dict[str, list[Any]] = {
-    **PLAIN,
-    "messages": [[{"role": "user", "content": "Hi"}]],
-    "logprobs": [True],
-    "top_logprobs": [2],
-    "tools": [[{"type": "function", "function": {"name": "f", "parameters": {}}}]],
-    "tool_choice": ["auto", "none", "required", {"type": "function", "function": {"name": "f"}}],
-    "chat_template_kwargs": [{"a": 1}],
-    "continue_final_message": [True],
-    "echo": [True],
-    "reasoning_effort": ["low"],
-    "max_completion_tokens": [3],
-}
-COMPLETIONS: dict[str, list[Any]] = {
-    **PLAIN,
-    "prompt": ["a", ["a", "b"], [5], [[5], [6]]],
-    "logprobs": [1],
-    "echo": [True],
-    "add_special_tokens": [False],
-}
-MESSAGE: dict[str, list[Any]] = {
-    "role": ["user", "assistant", "system", "tool", "developer"],
-    "content": ["Hi", None, [{"type": "text", "text": "a"}], [{"type": "image_url"}], ["a"]],
-    "tool_calls": [[{"function": {"name": "f", "arguments": "{}"}}], []],
-    "tool_call_id": ["c"],
-    "name": ["n"],
-    "reasoning": ["r"],
-}
 
 
 def bodies(fields: dict[str, list[Any]], always: str) -> st.SearchStrategy[dict[str, Any]]:
@@ -181,18 +89,6 @@ def test_bodies_that_are_nearly_right(server: LiveServer, path: str, strategy: A
     assert server.chat().status == 200
 
 
-SCHEMAS: list[Any] = [
-    {},
-    {"type": "object", "properties": {"a": {"type": "string", "enum": ["x", 5, None]}}},
-    {"properties": {"a": True, "b": {"type": ["integer", "null"]}}, "required": ["a", 5]},
-    {"properties": 5},
-    {"properties": {"a": 5}},
-    {"properties": {"a": {"type": 5}}, "required": 5},
-    {"required": ["nothing"], "additionalProperties": False},
-    {"$ref": "#/$defs/x", "$defs": {"x": {"type": "object"}}},
-    {"properties": {"a": {"$ref": "#/nowhere"}, "</parameter>": {}}},
-    {"type": "strin"},
-]
 CONTENTS = [
     "<think>a</think>b",
     '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>',
