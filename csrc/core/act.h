@@ -6,8 +6,8 @@
 // and holds 32 consecutive values of K (zeros beyond `width`):
 //     Q8:   q[slot * 32 ..], |q| <= 127, and scale[slot]: value = scale * q. What weights with a
 //           minimum or a zero point need besides, so that no kernel adds up activations:
-//           sum[slot] = scale * (sum of the 32 q), zero8[slot] = -8 * (sum of the 32 q), and
-//           zero8_low[slot] = -8 * (sum of the first 16 q)
+//           sum[slot] = scale * (sum of the 32 q), zero8[slot] = -8 * (sum of the 32 q),
+//           zero128[slot] = -128 * (sum of the 32 q), zero8_low[slot] = -8 * (sum of the first 16 q)
 //     BF16: bf16[slot * 32 ..]
 //     F32:  f32[slot * 32 ..]
 // Tile-major because rows of a row-major matrix with K = 4096 alias in the L1 sets.
@@ -30,6 +30,7 @@ struct Act {
   float* scale = nullptr;
   float* sum = nullptr;
   int32_t* zero8 = nullptr;
+  int32_t* zero128 = nullptr;
   int32_t* zero8_low = nullptr;
   uint16_t* bf16 = nullptr;
   float* f32 = nullptr;
@@ -45,6 +46,7 @@ struct Act {
     if (scale) a.scale += slots;
     if (sum) a.sum += slots;
     if (zero8) a.zero8 += slots;
+    if (zero128) a.zero128 += slots;
     if (zero8_low) a.zero8_low += slots;
     if (bf16) a.bf16 += slots * kGroup;
     if (f32) a.f32 += slots * kGroup;

@@ -186,6 +186,7 @@ class MoeGather final : public MoeOp {
         to.scale[d] = from.scale[s];
         to.sum[d] = from.sum[s];
         to.zero8[d] = from.zero8[s];
+        to.zero128[d] = from.zero128[s];
         to.zero8_low[d] = from.zero8_low[s];
         return;
       case ActForm::BF16:

@@ -19,6 +19,7 @@ void expect_same_act(const Act& got, const Act& want, int rows, const std::strin
     report.expect_same(got.scale, want.scale, slots, what + " scale");
     report.expect_same(got.sum, want.sum, slots, what + " sum");
     report.expect_equal(got.zero8, want.zero8, slots, what + " zero8");
+    report.expect_equal(got.zero128, want.zero128, slots, what + " zero128");
     report.expect_equal(got.zero8_low, want.zero8_low, slots, what + " zero8_low");
   }
 }
