@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError
 from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.outputs import EngineCoreOutputs
+from twostep.contracts.pause import PauseMode
 from twostep.contracts.request import EngineCoreRequest
-from twostep.engine.core import EngineCore, PauseMode
+
+if TYPE_CHECKING:
+    # A front end with a core in another process would read the whole scheduler for nothing.
+    from twostep.engine.core import EngineCore
 
 
 class InprocClient:

@@ -12,7 +12,6 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
-from typing import Literal
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.clock import Clock
@@ -21,6 +20,7 @@ from twostep.contracts.executor import Executor, StepFuture
 from twostep.contracts.grammar import GrammarCompiler
 from twostep.contracts.observer import CoreMethod, StepObserver
 from twostep.contracts.outputs import EngineCoreOutputs, ModelRunnerOutput
+from twostep.contracts.pause import PauseMode
 from twostep.contracts.plan import SchedulerOutput
 from twostep.contracts.request import EngineCoreRequest
 from twostep.engine.admission import check_admission
@@ -34,8 +34,6 @@ logger = logging.getLogger(__name__)
 
 ClientOutputs = dict[int, EngineCoreOutputs]
 """News by client index."""
-
-PauseMode = Literal["abort", "wait", "keep"]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

@@ -15,6 +15,8 @@ OUT_ADDRESS = "out"
 """Of the one it writes."""
 MAX_UNSENT_MESSAGES = 1000
 """News that wait for a front end that does not read; then the core stops planning."""
+RECONNECT_MS = 10
+"""A core may be ready to connect before the other process listens."""
 LINGER_MS = 2000
 """How long an ending core waits for its last news to be read."""
 
@@ -52,10 +54,12 @@ class ZmqCoreChannel:
         self._output = self._context.socket(zmq.PUSH)
         self._output.setsockopt(zmq.SNDHWM, MAX_UNSENT_MESSAGES)
         self._output.setsockopt(zmq.LINGER, LINGER_MS)
+        self._output.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._output.connect(f"ipc://{directory}/{OUT_ADDRESS}")
         self._input = self._context.socket(zmq.PULL)
         self._input.setsockopt(zmq.RCVHWM, 0)
         self._input.setsockopt(zmq.LINGER, 0)
+        self._input.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         self._input.connect(f"ipc://{directory}/{IN_ADDRESS}")
         self._tie = tie
         self._stop_reader, self._stop_writer = socket.socketpair()

@@ -31,11 +31,13 @@ async def start_async_llm(
     chat_template: str | None = None,
     reject_long_max_tokens: bool = False,
     on_progress: Progress | None = None,
+    process: CoreProcess | None = None,
 ) -> AsyncLLM:
     """Start an engine core for ``model`` and wait until it is ready; the event loop stays free.
 
     Cancelling it leaves nothing behind. ``on_progress`` is called on the event loop.
-    ``reject_long_max_tokens``: see InputProcessor.
+    ``reject_long_max_tokens``: see InputProcessor. ``process``: what ``start_core_process`` has
+    started for this model and these options already; it belongs to the engine from now on.
 
     Raises:
         ModelError, OutOfMemoryError, UsageError: One line with cause and cure.
@@ -47,8 +49,13 @@ async def start_async_llm(
         if on_progress is not None:
             loop.call_soon_threadsafe(on_progress, phase, fraction)
 
-    resolved = await asyncio.to_thread(resolve, model, ProgressReporter(progress))
-    process = start_core_process(resolved, options)
+    try:
+        resolved = await asyncio.to_thread(resolve, model, ProgressReporter(progress))
+    except BaseException:
+        if process is not None:
+            process.abandon()
+        raise
+    process = process or start_core_process(resolved, options)
     # Imported now: all this is read while the core's process starts.
     from twostep.frontend.core_client import AsyncMPClient
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 from twostep.contracts.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from twostep.entrypoints import catalogue, hub
+from twostep.entrypoints import catalogue, hub, store
 from twostep.entrypoints.catalogue import CatalogueModel, DefaultSampling
 from twostep.entrypoints.progress import Reporter, Silent
 from twostep.entrypoints.pull import pull
@@ -53,6 +53,19 @@ def resolve(
         path = hub.fetch(repository, reporter, refresh=refresh)
         return ResolvedModel(name=name, path=path, format="hf" if path.is_dir() else "gguf")
     raise unknown(name)
+
+
+def find_on_disk(name: str) -> ResolvedModel | None:
+    """What ``resolve`` gives, if that takes no more than a look; None for all else.
+
+    Raises UnsupportedModelError, ModelFileError: a file or directory that is no model.
+    """
+    if entry := catalogue.find(name):
+        if not store.is_present(entry):
+            return None
+        return ResolvedModel(name=name, path=store.path_of(entry), format="gguf", entry=entry)
+    path = Path(name).expanduser()
+    return on_disk(name, path) if path.exists() else None
 
 
 def on_disk(name: str, path: Path) -> ResolvedModel:

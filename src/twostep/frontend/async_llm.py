@@ -11,12 +11,12 @@ from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError
 from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.outputs import EngineCoreOutputs
+from twostep.contracts.pause import PauseMode
 from twostep.contracts.pooling import PoolingParams
 from twostep.contracts.results import EmbeddingRequestOutput, RequestOutput
 from twostep.contracts.sampling import SamplingParams
 from twostep.contracts.stats import IterationStats, StatsListener
 from twostep.engine.client import AsyncCoreClient
-from twostep.engine.core import PauseMode
 from twostep.frontend.chat_prompt import ChatPrompter
 from twostep.frontend.input_processor import InputProcessor, ProcessedRequest, PromptType
 from twostep.frontend.live_watch import LiveWatch

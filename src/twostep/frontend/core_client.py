@@ -12,9 +12,9 @@ import zmq
 from twostep.contracts import errors
 from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError, TwostepError
+from twostep.contracts.pause import PauseMode
 from twostep.contracts.request import EngineCoreRequest
 from twostep.engine.client import CoreEvents
-from twostep.engine.core import PauseMode
 from twostep.engine.core_channel import IN_ADDRESS, OUT_ADDRESS
 from twostep.engine.wire import (
     AbortRequests,

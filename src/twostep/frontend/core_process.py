@@ -81,6 +81,13 @@ class CoreProcess:
         with contextlib.suppress(ProcessLookupError):
             self._child.kill()
 
+    def abandon(self) -> None:
+        """End it before anybody has talked to it."""
+        self.kill()
+        assert self._child is not None
+        self._child.wait()
+        self.close()
+
     def remove_directory(self) -> None:
         """Both sides have opened what lies there, or never will. Safe to call twice."""
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import os
 import sys
 import time
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     import ssl
 
     from twostep.contracts.sampling import SamplingParams
+    from twostep.entrypoints.early_core import EarlyCore
+    from twostep.entrypoints.engine_options import EngineOptions
+    from twostep.entrypoints.resolve import ResolvedModel
     from twostep.frontend.async_llm import AsyncLLM
     from twostep.server.launcher import Server
     from twostep.server.middleware.custom import Middleware
@@ -52,13 +56,14 @@ def run(argv: list[str]) -> int:
     args = parse_with_config(make_parser, argv)
     name = model_name(args)
     cli_args.check_watch_flags(args)
-    settings = server_settings(args, name)
-    check_parsers(args)
-    default_params(None, args.override_generation_config)
-    check_observability(args)
-    tls_of(args)
-    middleware_of(args)
-    return serve(args, name, settings)
+    with begin_core(args, name) as core:
+        settings = server_settings(args, name)
+        check_parsers(args)
+        default_params(None, args.override_generation_config)
+        check_observability(args)
+        tls_of(args)
+        middleware_of(args)
+        return serve(args, name, settings, core)
 
 
 def model_name(args: argparse.Namespace) -> str:
@@ -67,6 +72,30 @@ def model_name(args: argparse.Namespace) -> str:
     if len(words) > 1:
         raise UsageError(f"one MODEL, not {len(words)}: {' '.join(words)}")
     return words[0] if words else DEFAULT_MODEL
+
+
+def begin_core(args: argparse.Namespace, name: str) -> EarlyCore:
+    """Start the engine core of a model that is on disk: it loads while the server's modules do."""
+    from twostep.entrypoints.async_engine import start_core_process
+    from twostep.entrypoints.early_core import EarlyCore
+    from twostep.entrypoints.resolve import find_on_disk
+
+    model = find_on_disk(name)
+    if model is None:
+        return EarlyCore()
+    options, _ = core_options(args, model)
+    return EarlyCore(start_core_process(model, options))
+
+
+def core_options(
+    args: argparse.Namespace, model: ResolvedModel
+) -> tuple[EngineOptions, str | None]:
+    """What the flags say of the engine, and the chat template that replaces the model's own."""
+    from twostep.entrypoints.engine_options import EngineOptions
+
+    options = cli_args.engine_options(args, model)
+    template = options.pop("chat_template", None)
+    return EngineOptions(**options), template
 
 
 def server_settings(args: argparse.Namespace, name: str) -> ServerSettings:
@@ -157,7 +186,7 @@ def middleware_of(args: argparse.Namespace) -> tuple[Middleware, ...]:
     return tuple(map(load_middleware, args.middleware))
 
 
-def serve(args: argparse.Namespace, name: str, settings: ServerSettings) -> int:
+def serve(args: argparse.Namespace, name: str, settings: ServerSettings, core: EarlyCore) -> int:
     """Listen, load, serve until the end."""
     import asyncio
 
@@ -181,7 +210,7 @@ def serve(args: argparse.Namespace, name: str, settings: ServerSettings) -> int:
         state.default_chat_template_kwargs = args.default_chat_template_kwargs or {}
 
         async def load() -> AsyncLLM:
-            engine = await load_engine(args, name, state)
+            engine = await load_engine(args, name, state, core)
             announce(url, settings, engine, time.monotonic() - started)
             return engine
 
@@ -204,8 +233,10 @@ async def _run(server: Server) -> Server:
     return server
 
 
-async def load_engine(args: argparse.Namespace, name: str, state: ServerState) -> AsyncLLM:
-    """Find the model, start its engine, and open the server."""
+async def load_engine(
+    args: argparse.Namespace, name: str, state: ServerState, core: EarlyCore | None = None
+) -> AsyncLLM:
+    """Find the model, start its engine unless ``core`` has one, and open the server."""
     import asyncio
     import importlib
 
@@ -213,7 +244,6 @@ async def load_engine(args: argparse.Namespace, name: str, state: ServerState) -
     await asyncio.to_thread(importlib.import_module, "twostep.entrypoints.async_engine")
     from twostep.entrypoints.async_engine import ProgressReporter, start_async_llm
     from twostep.entrypoints.cli.engine import phases
-    from twostep.entrypoints.engine_options import EngineOptions
     from twostep.entrypoints.resolve import default_sampling, resolve
     from twostep.server.parsers.formats import choose_formats
 
@@ -228,18 +258,18 @@ async def load_engine(args: argparse.Namespace, name: str, state: ServerState) -
             loop.call_soon_threadsafe(on_progress, phase, fraction)
 
         model = await asyncio.to_thread(resolve, name, ProgressReporter(from_thread))
-        options = cli_args.engine_options(args, model)
+        options, template = core_options(args, model)
         if state.status == "restarting":  # the files show how the first core died: keep them
-            options |= {"trace": None, "record": None}
-        template = options.pop("chat_template", None)
+            options = dataclasses.replace(options, trace=None, record=None)
         recommended = None if args.generation_config == "vllm" else default_sampling(model)
         defaults = default_params(recommended, args.override_generation_config)
         engine = await start_async_llm(
             name,
-            EngineOptions(**options),
+            options,
             chat_template=template,
             reject_long_max_tokens=args.max_tokens_policy == "reject",
             on_progress=on_progress,
+            process=core.take() if core else None,
         )
     formats = choose_formats(
         template or engine.tokenizer.chat_template,
