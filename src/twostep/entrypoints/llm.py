@@ -355,10 +355,11 @@ class LLM:
         final = [_only_final(each) for each in params]
         ids = self._add(prompts, final)
         results: dict[str, RequestOutput] = {}
+        wanted = frozenset(ids)  # requests of ``add_request`` may be on their way as well
         with self._abort_on_error(ids), _progress_bar(len(ids), use_tqdm) as bar:
             while len(results) < len(ids):
                 for output in self.step():
-                    if output.finished and output.request_id not in results:
+                    if output.finished and output.request_id in wanted:
                         results[output.request_id] = output
                         bar(output)
         return [results[request_id] for request_id in ids]
