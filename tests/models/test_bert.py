@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -147,3 +148,23 @@ def test_files_that_are_refused(
 ) -> None:
     with pytest.raises(error, match=words):
         stored(tiny_bert_dir(tmp_path, files=files))
+
+
+@pytest.mark.parametrize(
+    ("number", "kind"), [(None, None), (0, None), (1, "mean"), (2, "cls"), (3, "last")]
+)
+def test_pooling_of_a_gguf_file(number: int | None, kind: str | None) -> None:
+    """Embedding models that are decoders say it in one key."""
+    assert stored_pooling(gguf_saying(number)).kind == kind
+
+
+def test_a_ranking_gguf_is_refused() -> None:
+    with pytest.raises(UnsupportedModelError, match="qwen3.pooling_type: 4"):
+        stored_pooling(gguf_saying(4))
+
+
+def gguf_saying(number: int | None) -> Any:
+    metadata: dict[str, Any] = {"general.architecture": "qwen3"}
+    if number is not None:
+        metadata["qwen3.pooling_type"] = number
+    return SimpleNamespace(path=Path("model.gguf"), metadata=metadata)
