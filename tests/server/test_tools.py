@@ -126,6 +126,41 @@ def test_streamed_and_whole_say_the_same(
         assert (content, calls, reason) == ("", [], "length")
 
 
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Plain: naïve 👩‍👩‍👧 家, no < markers <tool here.",
+        f"Let me see. {CALL}",
+        f"<think>\nHm, 家?\n</think>\n\n{CALL}{PING}",
+        "<think>Hm.</think>The answer.",
+    ],
+    ids=["text", "tool", "reasoning and tools", "reasoning"],
+)
+def test_every_chunking_says_the_same_and_counts_the_same(
+    tools_server: LiveServer, text: str
+) -> None:
+    """However many tokens come at once; usage is the number of tokens that the core sent."""
+    says(tools_server, text)
+    ids = tools_server.state.engine.tokenizer.encode(text, False)
+    asked: dict[str, Any] = {"tools": [TOOL], "max_tokens": 220, "return_token_ids": True}
+    asked["stream_options"] = {"include_usage": True}
+    told = None
+    for pace in range(1, len(ids) + 2):
+        tools_server.call(lambda n=pace: setattr(tools_server.core, "tokens_per_tick", n))  # type: ignore[misc]
+        if told is None:
+            fields = {name: value for name, value in asked.items() if name != "stream_options"}
+            document = tools_server.chat("x", **fields).json
+            told = whole(document)
+            assert document["usage"]["completion_tokens"] == len(ids) + 1  # and the end of text
+        events = tools_server.chat("x", stream=True, **asked).events
+        assert joined(events) == told, pace
+        assert events[-2]["usage"]["completion_tokens"] == len(ids) + 1
+        sent = [t for e in events[:-1] for c in e["choices"] for t in c.get("token_ids") or []]
+        assert sent[: len(ids)] == ids
+        assert len(sent) == len(ids) + 1
+
+
 def test_a_call_cut_by_max_tokens_keeps_its_beginning(tools_server: LiveServer) -> None:
     says(tools_server, CALL)
     full = len(tools_server.state.engine.tokenizer.encode(CALL, False))
