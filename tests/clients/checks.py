@@ -1,6 +1,6 @@
 """What the client scripts share. They run in environments that have a client and nothing of ours.
 
-    python openai_checks.py URL KEY [EMBED_URL]
+    python openai_checks.py URL KEY EMBED_URL
 
 runs every ``check_*`` function of the script and prints one JSON document: the trace of what went
 wrong in each, null for what went right.

@@ -6,10 +6,21 @@ import asyncio
 from typing import Any, Literal
 
 import openai
-from checks import HI, MODEL, TOO_LONG, is_weather, key, raised, run_checks, url, wait_until_idle
+from checks import (
+    HI,
+    MODEL,
+    TOO_LONG,
+    embed_url,
+    is_weather,
+    key,
+    raised,
+    run_checks,
+    url,
+    wait_until_idle,
+)
 from langchain_core.messages import AIMessage, AIMessageChunk, HumanMessage, ToolMessage
 from langchain_core.tools import tool
-from langchain_openai import ChatOpenAI
+from langchain_openai import ChatOpenAI, OpenAIEmbeddings
 from pydantic import BaseModel, Field
 
 
@@ -109,6 +120,16 @@ def check_cancel_in_a_stream() -> None:
         next(stream)
     stream.close()
     wait_until_idle()
+
+
+def check_embeddings() -> None:
+    """``check_embedding_ctx_length`` would count tokens with OpenAI's own tokenizer."""
+    embedder = OpenAIEmbeddings(
+        model=MODEL, base_url=embed_url(), api_key=key(), check_embedding_ctx_length=False
+    )
+    first, second, third = embedder.embed_documents(["one", "two", "one"])
+    assert first == third != second
+    assert embedder.embed_query("two") == second
 
 
 def check_errors() -> None:

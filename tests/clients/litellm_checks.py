@@ -11,6 +11,7 @@ from checks import (
     MODEL,
     TOO_LONG,
     WEATHER,
+    embed_url,
     is_weather,
     key,
     raised,
@@ -75,6 +76,7 @@ def check_text_completion() -> None:
         api_base=url(),
         api_key=key(),
         max_tokens=5,
+        temperature=0,
         timeout=120,
     )
     assert answer.usage.completion_tokens == 5
@@ -129,6 +131,19 @@ def check_cancel_in_a_stream() -> None:
 
     asyncio.run(run())
     wait_until_idle()
+
+
+def check_embeddings() -> None:
+    found = litellm.embedding(
+        model=f"openai/{MODEL}",
+        input=["one", "two", "one"],
+        api_base=embed_url(),
+        api_key=key(),
+        timeout=120,
+    )
+    first, second, third = (item["embedding"] for item in found.data)
+    assert first == third != second
+    assert found.usage.prompt_tokens > 0
 
 
 def check_errors() -> None:

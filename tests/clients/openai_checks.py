@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 from typing import Any, Literal
 
 import openai
@@ -11,6 +12,7 @@ from checks import (
     MODEL,
     TOO_LONG,
     WEATHER,
+    embed_url,
     is_weather,
     key,
     raised,
@@ -20,6 +22,9 @@ from checks import (
     wait_until_idle,
 )
 from pydantic import BaseModel, Field
+
+ON: dict[str, Any] = {"ignore_eos": True}
+"""The random model's draws may end it early; where tokens are counted it goes on."""
 
 client = openai.OpenAI(base_url=url(), api_key=key(), timeout=120, max_retries=0)
 
@@ -78,7 +83,7 @@ def check_stream_helper() -> None:
 
 def check_completions() -> None:
     answer = client.completions.create(
-        model=MODEL, prompt=[[5], [6, 7]], n=2, max_tokens=3, logprobs=2
+        model=MODEL, prompt=[[5], [6, 7]], n=2, max_tokens=3, logprobs=2, extra_body=ON
     )
     assert [choice.index for choice in answer.choices] == [0, 1, 2, 3]
     assert answer.choices[0].logprobs is not None
@@ -92,7 +97,7 @@ def check_completions() -> None:
 
 def check_logprobs() -> None:
     answer = client.chat.completions.create(
-        model=MODEL, messages=HI, max_tokens=4, logprobs=True, top_logprobs=3
+        model=MODEL, messages=HI, max_tokens=4, logprobs=True, top_logprobs=3, extra_body=ON
     )
     logprobs = answer.choices[0].logprobs
     assert logprobs is not None
@@ -118,7 +123,11 @@ def check_tools() -> None:
         assert is_weather(call.function.arguments)
     results = [{"role": "tool", "tool_call_id": call.id, "content": "20 C"} for call in calls]
     answer = client.chat.completions.create(
-        model=MODEL, messages=[*HI, choice.message, *results], tools=[WEATHER], max_tokens=4
+        model=MODEL,
+        messages=[*HI, choice.message, *results],
+        tools=[WEATHER],
+        max_tokens=4,
+        extra_body=ON,
     )
     assert answer.choices[0].finish_reason == "length"
 
@@ -179,7 +188,7 @@ def check_many_at_once() -> None:
 
 def check_cancel_in_a_stream() -> None:
     stream = client.chat.completions.create(
-        model=MODEL, messages=HI, max_tokens=450, stream=True, extra_body={"ignore_eos": True}
+        model=MODEL, messages=HI, max_tokens=450, stream=True, extra_body=ON
     )
     for _ in range(3):
         next(iter(stream))
@@ -193,9 +202,7 @@ def check_time_out() -> None:
     impatient = client.with_options(timeout=0.05).chat.completions
     raised(
         openai.APITimeoutError,
-        lambda: impatient.create(
-            model=MODEL, messages=HI, max_tokens=480, n=4, extra_body={"ignore_eos": True}
-        ),
+        lambda: impatient.create(model=MODEL, messages=HI, max_tokens=480, n=4, extra_body=ON),
     )
     wait_until_idle()
 
@@ -232,6 +239,24 @@ def check_wrong_key() -> None:
     with openai.OpenAI(base_url=url(), api_key="wrong", timeout=120) as stranger:
         error = raised(openai.AuthenticationError, stranger.models.list)
     assert error.code == "invalid_api_key"
+
+
+def check_embeddings() -> None:
+    """Both encodings (the client asks for base64 by itself), texts and token ids, in order."""
+    with openai.OpenAI(base_url=embed_url(), api_key=key(), timeout=120) as embedder:
+        found = embedder.embeddings.create(model=MODEL, input=["one", "two", "one"])
+        assert [item.index for item in found.data] == [0, 1, 2]
+        first, second, third = (item.embedding for item in found.data)
+        assert first == third != second
+        assert abs(sum(value * value for value in first) - 1) < 1e-4
+        floats = embedder.embeddings.create(model=MODEL, input="one", encoding_format="float")
+        pairs = zip(floats.data[0].embedding, first, strict=True)
+        assert max(abs(a - b) for a, b in pairs) < 1e-6
+        assert found.usage.prompt_tokens == found.usage.total_tokens > 0
+        assert len(embedder.embeddings.create(model=MODEL, input=[[5, 6], [7]]).data) == 2
+        for bad in ([], "", [[-1]]):
+            create = functools.partial(embedder.embeddings.create, model=MODEL, input=bad)
+            raised(openai.BadRequestError, create)
 
 
 def check_nothing_is_left() -> None:

@@ -7,6 +7,7 @@ checks. `scripts/client-envs` makes the environments; where TWOSTEP_CLIENT_ENVS 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -35,13 +36,30 @@ Results = dict[str, str | None]
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServeProcess]:
-    model = tiny_hf_dir(tmp_path_factory.mktemp("model"), "qwen3")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_hf_dir(tmp_path_factory.mktemp("model"), "qwen3")
+
+
+@contextlib.contextmanager
+def serving(model: Path, *flags: str) -> Iterator[ServeProcess]:
     argv = [str(model), "--served-model-name", "tiny", "--api-key", KEY, "--threads", "1"]
-    process = ServeProcess(*argv, "--max-model-len", "512", "--kv-cache-memory-bytes", "16MiB")
+    argv += ["--max-model-len", "512", "--kv-cache-memory-bytes", "16MiB"]
+    process = ServeProcess(*argv, *flags)
     yield process
     assert process.end() == 0
     assert "Traceback" not in "".join(process.lines)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[ServeProcess]:
+    with serving(model) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def embedder(model: Path) -> Iterator[ServeProcess]:
+    with serving(model, "--convert", "embed") as process:
+        yield process
 
 
 def interpreter(environment: str | None) -> str:
@@ -61,7 +79,7 @@ def interpreter(environment: str | None) -> str:
 
 
 @pytest.fixture(scope="module")
-def results(server: ServeProcess) -> Callable[[str], Results]:
+def results(server: ServeProcess, embedder: ServeProcess) -> Callable[[str], Results]:
     """What a client's checks found; each client runs once."""
     found: dict[str, Results] = {}
 
@@ -69,7 +87,8 @@ def results(server: ServeProcess) -> Callable[[str], Results]:
         if client not in found:
             script, environment = CLIENTS[client]
             child = subprocess.run(
-                [interpreter(environment), str(HERE / script), f"{server.url}/v1", KEY],
+                [interpreter(environment), str(HERE / script), f"{server.url}/v1", KEY]
+                + [f"{embedder.url}/v1"],
                 capture_output=True,
                 text=True,
                 timeout=500,
