@@ -1,21 +1,24 @@
-"""What structured output costs: compiling a schema, and one mask.
+"""What structured output costs: compiling a schema, one mask, and the throughput of many streams.
 
     python -m benchmarks.structured_output smollm2-135m
 
 Schemas are those of tests/structured_output/schemas.py, texts are random walks. Times are CPU time
-of the measuring thread, so a busy machine matters little.
+of the measuring thread, so a busy machine matters little. Throughput is that of 16 streams with a
+schema and without, in turns, on the clock: it needs a quiet machine.
 """
 
 from __future__ import annotations
 
 import contextlib
 import random
+import statistics
 import sys
 import time
 from collections.abc import Callable, Sequence
 
 from tests.structured_output.schemas import SCHEMAS
 
+from twostep import LLM, SamplingParams
 from twostep.config.limits import Limits
 from twostep.contracts.sampling import StructuredOutputsParams
 from twostep.entrypoints.grammars import vocabulary_of
@@ -28,6 +31,23 @@ from twostep.structured_output.grammar import LLGuidanceGrammar
 from twostep.structured_output.source import grammar_source
 
 STEPS_PER_SCHEMA = 40
+STREAMS = 16
+ROUNDS = 5
+LONG_SCHEMA = {
+    "type": "array",
+    "minItems": 100,
+    "items": {
+        "type": "object",
+        "properties": {
+            "name": {"type": "string", "maxLength": 20},
+            "age": {"type": "integer", "minimum": 0, "maximum": 120},
+            "tags": {"type": "array", "items": {"enum": ["new", "old", "red", "blue"]}},
+        },
+        "required": ["name", "age", "tags"],
+        "additionalProperties": False,
+    },
+}
+"""Never complete within the tokens of a round, so that both kinds make as many."""
 
 
 def measured(job: Callable[[], object], times: list[float]) -> object:
@@ -77,6 +97,38 @@ def main(model: str) -> None:
     print(row("compile", compiling, 1e3, "ms"))
     print(row("mask", masks, 1e6, "µs"))
     print(row("accept a token", accepts, 1e6, "µs"))
+    print()
+    print(throughput(model))
+
+
+def throughput(model: str) -> str:
+    """Output tokens per second of 16 streams, with a schema and without."""
+    kinds = {"plain": None, "schema": StructuredOutputsParams(json=LONG_SCHEMA)}
+    speeds: dict[str, list[float]] = {kind: [] for kind in kinds}
+    with LLM(model) as llm:
+        for number in range(-1, ROUNDS):
+            for kind, constraint in kinds.items():
+                params = SamplingParams(
+                    temperature=1.0,
+                    seed=number + 1,
+                    max_tokens=96,
+                    ignore_eos=constraint is None,
+                    structured_outputs=constraint,
+                )
+                prompts = [f"People, list {number} {kind} {i}, as JSON:" for i in range(STREAMS)]
+                started = time.perf_counter()
+                outputs = llm.generate(prompts, params, use_tqdm=False)
+                seconds = time.perf_counter() - started
+                total = sum(len(output.outputs[0].token_ids) for output in outputs)
+                assert total == STREAMS * 96, f"{kind}: {total} tokens"
+                if number >= 0:  # the first round reads the vocabulary
+                    speeds[kind].append(total / seconds)
+    ratios = [s / p for p, s in zip(speeds["plain"], speeds["schema"], strict=True)]
+    plain, schema = (statistics.median(speeds[kind]) for kind in ("plain", "schema"))
+    return (
+        f"{STREAMS} streams: {plain:.0f} tokens/s without a schema, {schema:.0f} with one; "
+        f"ratio {statistics.median(ratios):.3f} ({min(ratios):.3f} to {max(ratios):.3f})"
+    )
 
 
 def _any_bit(bits: int, size: int, rng: random.Random) -> int:
