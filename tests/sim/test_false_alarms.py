@@ -44,3 +44,33 @@ def test_seed_2279_a_request_needs_what_the_budget_at_its_turn_lets_it_need() ->
         steps=1035,
     )
     assert run_case(case).violation is None
+
+
+def test_seed_2834_a_request_that_is_alone_needs_more_than_the_threshold_of_long_prompts() -> None:
+    """Six tokens need six blocks; five are free, the others come back with the step in flight of
+    the request that has just ended. With company the threshold would have let it need five."""
+    case = Case(
+        config=CaseConfig(
+            num_blocks=119,
+            block_size=1,
+            max_num_seqs=2,
+            budget=16,
+            max_model_len=100,
+            caching=False,
+            long_prefill_threshold=5,
+        ),
+        events=(
+            Add(
+                step=0,
+                request_id="r39",
+                length=53,
+                max_tokens=16,
+                stops=(5, 3, 17),
+                salt=1,
+                grammar=5,
+            ),
+            Add(step=10, request_id="r40", length=51, fault_at=46),
+        ),
+        steps=11,
+    )
+    assert run_case(case).violation is None

@@ -294,11 +294,11 @@ class PlanRules(StepObserver):
                 computed = request.num_computed_tokens
                 if self.config.num_spec_tokens and computed >= scheduler.max_seq_tokens - 1:
                     continue  # if the drafts in flight are right, it has ended
-                # By the budget at its turn: fewer tokens may fit where those do not.
+                # By the budget and the cap at its turn: fewer tokens may fit where those do not.
                 needed = min(
                     request.num_tokens + request.num_output_placeholders - computed,
                     at_turn,
-                    self.config.long_prefill_threshold or at_turn,
+                    self._tokens_per_request_cap(scheduler),
                 )
                 held = len(kv._tables[request.request_id].block_ids)
                 missing = -(-(computed + needed) // kv.block_size) - held
@@ -311,6 +311,12 @@ class PlanRules(StepObserver):
         if is_short or (plan.preempted_req_ids and scheduled) or not len(scheduler.waiting):
             return
         self._check_head_of_queue(plan, scheduler, left)
+
+    def _tokens_per_request_cap(self, scheduler: Scheduler) -> int:
+        """The threshold of long prompts does not hold for a request that is alone."""
+        is_alone = len(scheduler.running) + len(scheduler.waiting) == 1
+        threshold = self.config.long_prefill_threshold
+        return threshold if threshold and not is_alone else self.config.budget
 
     def _surely_ends(self, request: Request) -> bool:
         """Whether tokens on their way surely end it: a draft may be refused, one is certain."""
