@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import tokenizers
 from helpers.tiny_models import tiny_hf_dir
 from helpers.tiny_text import gguf_tokenizer
 
-from twostep.frontend.tokenizer import LONG_TEXT_CHARS, LibraryEncoder, Tokenizer
+from twostep.frontend.tokenizer import LONG_TEXT_CHARS, LibraryEncoder, Tokenizer, _twin_of
 
 SHORT = "<|im_start|>hello 日本 there<|im_end|>the end \U0001f600"
 LONG = SHORT * (LONG_TEXT_CHARS // len(SHORT) + 1)
@@ -51,8 +53,9 @@ class Library:
     """A tokenizer whose first text takes until ``go``."""
 
     encode_special_tokens = False
+    model = normalizer = pre_tokenizer = None
 
-    def __init__(self) -> None:
+    def __init__(self, model: object = None) -> None:
         self.is_in = threading.Event()
         self.go = threading.Event()
 
@@ -62,12 +65,35 @@ class Library:
             assert self.go.wait(30)
         return type("Encoding", (), {"ids": [len(text)]})
 
-    def to_str(self) -> str:
-        return ""
+    def get_added_tokens_decoder(self) -> dict[int, object]:
+        return {}
 
-    @staticmethod
-    def from_str(text: str) -> Library:
-        return Library()
+
+def with_added_tokens(first_id: int) -> tokenizers.Tokenizer:
+    """A tokenizer with two added tokens from this id on."""
+    library = tokenizers.Tokenizer(
+        tokenizers.models.WordLevel({"a": 0, "b": 1, "?": 2}, unk_token="?")
+    )
+    library.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    library.add_special_tokens(["<end>"])
+    library.add_tokens(["word"])
+    description = json.loads(library.to_str())
+    for number, token in enumerate(description["added_tokens"]):
+        token["id"] = first_id + number
+    return tokenizers.Tokenizer.from_str(json.dumps(description))
+
+
+@pytest.mark.parametrize("first_id", [3, 40])
+def test_a_twin_has_the_same_ids(first_id: int) -> None:
+    """Also where ids have a hole, which adding tokens again would fill."""
+    library = with_added_tokens(first_id)
+    expected = repr(sorted(library.get_added_tokens_decoder().items()))
+    twin = _twin_of(library)
+    assert repr(sorted(twin.get_added_tokens_decoder().items())) == expected
+    for text in ("a b <end> word", "word<end>", ""):
+        assert twin.encode(text).ids == library.encode(text).ids
+    twin.encode_special_tokens = True
+    assert library.encode("<end>").ids != twin.encode("<end>").ids
 
 
 @pytest.mark.parametrize("way", [True, False])
