@@ -17,6 +17,7 @@ from twostep.entrypoints.cli.args import (
     add_engine_flags,
     add_sampling_flags,
     engine_options,
+    options_for_one,
     sampling_params,
     size,
     utf8,
@@ -85,39 +86,41 @@ FILE = ResolvedModel(name="m.gguf", path=Path("m.gguf"), format="gguf")
 
 
 def test_defaults_of_the_engine() -> None:
-    options = engine_options(parser().parse([]), FILE)
+    options = engine_options(parser().parse([]))
     assert options["enable_prefix_caching"] is True
     assert options["async_scheduling"] is True
     assert options["max_model_len"] is None
     assert options["enforce_eager"] is False
-    assert engine_options(parser().parse(["--enforce-eager"]), FILE)["enforce_eager"] is True
+    assert engine_options(parser().parse(["--enforce-eager"]))["enforce_eager"] is True
     assert "chat_template" not in options
 
 
 def test_every_engine_option_is_one_of_llm() -> None:
     llm = pytest.importorskip("twostep.entrypoints.llm", exc_type=ImportError)
     taken = inspect.signature(llm.LLM.__init__).parameters
-    assert set(engine_options(parser().parse([]), FILE)) | {"chat_template", "progress"} <= set(
-        taken
-    )
+    assert set(engine_options(parser().parse([]))) | {"chat_template", "progress"} <= set(taken)
 
 
 def test_chat_template_is_read(tmp_path: Path) -> None:
     path = tmp_path / "t.jinja"
     path.write_text("{{ messages }}")
-    options = engine_options(parser().parse(["--chat-template", str(path)]), FILE)
+    options = engine_options(parser().parse(["--chat-template", str(path)]))
     assert options["chat_template"] == "{{ messages }}"
     with pytest.raises(UsageError, match="cannot read --chat-template"):
-        engine_options(parser().parse(["--chat-template", str(tmp_path / "none")]), FILE)
+        engine_options(parser().parse(["--chat-template", str(tmp_path / "none")]))
 
 
-def test_small_models_of_the_catalogue_run_exactly_unless_told_otherwise() -> None:
-    """Their answers change with int8 activations: the capital of France is then a monument."""
+def test_small_models_answer_a_person_exactly_unless_told_otherwise() -> None:
+    """Their answers change with int8 activations: the capital of France is then a monument.
+
+    A server, which was slow by that once, does what ``LLM`` does.
+    """
     small = ResolvedModel(name="m", path=Path("m.gguf"), format="gguf", entry=CATALOGUE[0])
-    assert engine_options(parser().parse([]), FILE)["linear_precision"] == "auto"
-    assert engine_options(parser().parse([]), small)["linear_precision"] == "bf16"
+    assert options_for_one(parser().parse([]), FILE)["linear_precision"] == "auto"
+    assert options_for_one(parser().parse([]), small)["linear_precision"] == "bf16"
+    assert engine_options(parser().parse([]))["linear_precision"] == "auto"
     told = parser().parse(["--linear-precision", "int8"])
-    assert engine_options(told, small)["linear_precision"] == "int8"
+    assert options_for_one(told, small)["linear_precision"] == "int8"
 
 
 def params(*argv: str, **default: Any) -> SamplingParams:

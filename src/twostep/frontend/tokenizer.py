@@ -61,7 +61,7 @@ class LibraryEncoder:
 
 
 def _twin_of(library: tokenizers.Tokenizer) -> tokenizers.Tokenizer:
-    """One with the same tokens and a state of its own. Both read one vocabulary: no time, no memory.
+    """The same tokens, a state of its own, one vocabulary for both: no time, no memory.
 
     Only a file whose added tokens have ids that adding them again would not give is copied whole.
     """

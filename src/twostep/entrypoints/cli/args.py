@@ -214,7 +214,7 @@ def check_watch_flags(args: argparse.Namespace) -> None:
             check_writable(path, f"--{flag}")
 
 
-def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, Any]:
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """The keyword arguments of ``LLM`` from the flags of :func:`add_engine_flags`."""
     names = (
         "runner",
@@ -239,10 +239,19 @@ def engine_options(args: argparse.Namespace, model: ResolvedModel) -> dict[str, 
     )
     options = {name: getattr(args, name) for name in names}
     options |= args.pooler_config
-    if args.linear_precision == "auto" and model.entry is not None:
-        options["linear_precision"] = model.entry.linear_precision
     if args.chat_template is not None:
         options["chat_template"] = read_template(args.chat_template)
+    return options
+
+
+def options_for_one(args: argparse.Namespace, model: ResolvedModel) -> dict[str, Any]:
+    """``engine_options`` of a command that talks to one person: small models compute exactly.
+
+    Servers and benchmarks do what ``LLM`` does: the same bytes, at the same speed.
+    """
+    options = engine_options(args)
+    if args.linear_precision == "auto" and model.entry is not None:
+        options["linear_precision"] = model.entry.linear_precision
     return options
 
 

@@ -47,7 +47,7 @@ def run(argv: list[str], make: MakeEngine = make_llm, clock: Clock = time.perf_c
 
     reporter = reporter_for()
     model = find_model(args, reporter)
-    with load(make, model, cli_args.engine_options(args, model), verbose=False) as engine:
+    with load(make, model, cli_args.engine_options(args), verbose=False) as engine:
         latencies = measure(cast(BenchEngine, engine), args, reporter, clock)
     results = summarise(model_named(args), latencies)
     deliver(results, lines(results, args), args)

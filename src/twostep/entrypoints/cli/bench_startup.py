@@ -56,7 +56,7 @@ def run(argv: list[str], start: Start | None = None, clock: Clock = time.monoton
 
     reporter = reporter_for()
     model = find_model(args, reporter)
-    options = cli_args.engine_options(args, model)
+    options = cli_args.engine_options(args)
     results = measure(args, model.path, options, start or start_process, clock, reporter)
     results = {"model_id": model_named(args), **results}
     deliver(results, lines(results), args)

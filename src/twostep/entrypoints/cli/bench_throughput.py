@@ -65,7 +65,7 @@ def run(argv: list[str], make: MakeEngine = make_llm, clock: Clock = time.perf_c
     check(args)
 
     model = find_model(args, reporter_for())
-    with load(make, model, cli_args.engine_options(args, model), verbose=False) as engine:
+    with load(make, model, cli_args.engine_options(args), verbose=False) as engine:
         results, num_output_tokens = measure(cast(BenchEngine, engine), args, clock)
     results = {"model_id": model_named(args), **results}
     deliver(results, lines(results, num_output_tokens), args)

@@ -72,7 +72,7 @@ def run(
     model = resolve(name, reporter_for())
     params = cli_args.sampling_params(args, default_sampling(model), max_tokens=None)
     params.structured_outputs = form
-    options = cli_args.engine_options(args, model)
+    options = cli_args.options_for_one(args, model)
     options["max_num_seqs"] = options["max_num_seqs"] or 1  # one conversation: room for no more
     with load(make, model, options, verbose=args.verbose or is_interactive) as engine:
         conversation = Conversation(engine, params, args.system, clock)

@@ -67,7 +67,7 @@ def run(
     params.n = args.n
     params.logprobs = args.logprobs
     params.structured_outputs = form
-    with load(make, model, cli_args.engine_options(args, model), verbose=args.verbose) as engine:
+    with load(make, model, cli_args.options_for_one(args, model), verbose=args.verbose) as engine:
         if args.json or args.n > 1 or args.logprobs is not None:
             return complete_at_once(engine, args.model, prompt, params, as_json=args.json)
         return complete_streaming(engine, prompt, params, clock)

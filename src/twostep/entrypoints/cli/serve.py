@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from twostep.contracts.sampling import SamplingParams
     from twostep.entrypoints.early_core import EarlyCore
     from twostep.entrypoints.engine_options import EngineOptions
-    from twostep.entrypoints.resolve import ResolvedModel
     from twostep.frontend.async_llm import AsyncLLM
     from twostep.server.launcher import Server
     from twostep.server.middleware.custom import Middleware
@@ -83,17 +82,15 @@ def begin_core(args: argparse.Namespace, name: str) -> EarlyCore:
     model = find_on_disk(name)
     if model is None:
         return EarlyCore()
-    options, _ = core_options(args, model)
+    options, _ = core_options(args)
     return EarlyCore(start_core_process(model, options))
 
 
-def core_options(
-    args: argparse.Namespace, model: ResolvedModel
-) -> tuple[EngineOptions, str | None]:
+def core_options(args: argparse.Namespace) -> tuple[EngineOptions, str | None]:
     """What the flags say of the engine, and the chat template that replaces the model's own."""
     from twostep.entrypoints.engine_options import EngineOptions
 
-    options = cli_args.engine_options(args, model)
+    options = cli_args.engine_options(args)
     template = options.pop("chat_template", None)
     return EngineOptions(**options), template
 
@@ -258,7 +255,7 @@ async def load_engine(
             loop.call_soon_threadsafe(on_progress, phase, fraction)
 
         model = await asyncio.to_thread(resolve, name, ProgressReporter(from_thread))
-        options, template = core_options(args, model)
+        options, template = core_options(args)
         if state.status == "restarting":  # the files show how the first core died: keep them
             options = dataclasses.replace(options, trace=None, record=None)
         recommended = None if args.generation_config == "vllm" else default_sampling(model)
