@@ -115,7 +115,10 @@ def output_of(command: Sequence[str], environment: Mapping[str, str] | None = No
 def first_output(
     command: Sequence[str], clock: Any, environment: Mapping[str, str] | None = None
 ) -> tuple[float, float]:
-    """(seconds to the first byte of standard output, peak memory in MB) of one program's run."""
+    """(seconds to the first byte of standard output, peak memory in MB) of one program's run.
+
+    Linux counts for a child what its parent held when it made it: call this from a small process.
+    """
     started = clock()
     program = Program(command, environment, piped=True)
     try:
