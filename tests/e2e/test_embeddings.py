@@ -191,7 +191,7 @@ def test_a_decoder_is_the_same_alone_and_in_any_batch(kind: Any, decoder: Path) 
 def test_the_prefix_cache_is_used_for_the_last_token_and_never_for_a_mean(tmp_path: Path) -> None:
     path = write_embedding_model(tmp_path, "llama")
     for kind, cached in (("last", 48), ("mean", 0)):
-        with LLM(path, convert="embed", pooling_type=kind, threads=1) as llm:  # type: ignore[arg-type]
+        with LLM(path, convert="embed", pooling_type=kind, threads=1) as llm:
             for expected in (0, cached):
                 [output] = llm.embed({"prompt_token_ids": [*range(5, 60)]}, use_tqdm=False)
                 assert output.num_cached_tokens == expected
@@ -296,7 +296,7 @@ def test_a_broken_vector_ends_its_own_request_only(tmp_path: Path) -> None:
 
             return step, Poisoned()
 
-        model.make_step = poison  # type: ignore[method-assign]
+        model.make_step = poison
         prompts = [{"prompt_token_ids": ids} for ids in (bert_ids(30), poisoned, bert_ids(30))]
         outputs = llm.embed(prompts, use_tqdm=False)
     assert [output.error for output in outputs] == [

@@ -88,14 +88,14 @@ def test_the_forward_pass_is_queued_before_the_result_is_taken(alone: Tokens) ->
     core, ghost = make_core(is_async=True)
     assert core.step_fn() == (None, True)
     ghost.calls.clear()
-    ghost.fail_result = lambda plan: ghost.calls.append(f"sampled {plan.step_id}")  # type: ignore[func-returns-value]
+    ghost.fail_result = lambda plan: ghost.calls.append(f"sampled {plan.step_id}")
     delivered = ghost.delivered
 
     def note(step_id: int) -> None:
         ghost.calls.append(f"took {step_id}")
         delivered(step_id)
 
-    ghost.delivered = note  # type: ignore[method-assign]
+    ghost.delivered = note
     outputs, executed = core.step_fn()
     assert executed
     assert set(by_id(outputs)) == {"S", "P"}
@@ -149,7 +149,7 @@ def test_an_interrupt_right_before_late_sampling(alone: Tokens) -> None:
             core.observer = None
             raise Interrupt
 
-    core.observer = Watcher()  # type: ignore[assignment]
+    core.observer = Watcher()
     with pytest.raises(Interrupt):
         core.step_fn()
     ghost.calls.clear()

@@ -169,7 +169,7 @@ def test_a_restarted_core_does_not_write_over_what_the_first_one_left(
 
     async def load() -> None:
         state = ServerState(serve.server_settings(args, "tiny"))
-        state.status = status  # type: ignore[assignment]
+        state.status = status
         monkeypatch.setattr(state, "ready", lambda *_: None)
         await serve.load_engine(args, argv[0], state)
 

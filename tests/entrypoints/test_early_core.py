@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ def make_process() -> CoreProcess:
 
 def test_nobody_took_it() -> None:
     process = make_process()
-    with pytest.raises(UsageError), EarlyCore(process):
+    with pytest.raises(UsageError), closing(EarlyCore(process)):
         raise UsageError("the port is taken")
     assert process.has_ended()
     assert not process.directory.exists()
@@ -31,7 +32,7 @@ def test_nobody_took_it() -> None:
 def test_somebody_took_it() -> None:
     process = make_process()
     try:
-        with EarlyCore(process) as core:
+        with closing(EarlyCore(process)) as core:
             assert core.take() is process
             assert core.take() is None
         assert not process.has_ended()
@@ -64,5 +65,5 @@ def test_a_model_that_has_to_be_fetched_is_not_begun(
     monkeypatch.setenv("TWOSTEP_HOME", str(tmp_path))
     assert find_on_disk("smollm2-135m") is None
     assert find_on_disk("org/name") is None
-    with EarlyCore() as core:
+    with closing(EarlyCore()) as core:
         assert core.take() is None

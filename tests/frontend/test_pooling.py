@@ -70,7 +70,7 @@ def test_each_kind_of_engine_refuses_the_other_kind_of_request(make_inputs: Make
             {"dimensions": 3},
             None,
         ),
-        (MEAN, PoolingParams(normalize="yes"), "normalize"),  # type: ignore[arg-type]
+        (MEAN, PoolingParams(normalize="yes"), "normalize"),
         (MEAN, PoolingParams(priority=1), "priority"),  # the policy is fcfs
     ],
 )

@@ -97,12 +97,12 @@ def test_what_breaks_is_found_and_made_small() -> None:
         reply = server.core.reply
 
         def fail_some(request: object) -> str:
-            params = request.sampling_params  # type: ignore[attr-defined]
+            params = request.sampling_params
             server.core.fail_after = 1 if params.logit_bias else None
-            return reply(request)  # type: ignore[arg-type]
+            return reply(request)
 
         server.call(lambda: setattr(server.core, "reply", fail_some))
-        session = Session(Thread(server), seed=1, concurrency=1)  # type: ignore[arg-type]
+        session = Session(Thread(server), seed=1, concurrency=1)
         report = run(session, 150)
     assert report.findings
     for finding in report.findings:

@@ -92,8 +92,8 @@ def test_base64_is_little_endian_float32(server: EmbeddingServer) -> None:
     [numbers] = embed(server, input="sun", encoding_format="float")
     [little] = embed(server, input="sun", encoding_format="base64")
     [big] = embed(server, input="sun", encoding_format="base64", endianness="big")
-    assert list(struct.unpack("<64f", base64.b64decode(little))) == numbers  # type: ignore[arg-type]
-    assert list(struct.unpack(">64f", base64.b64decode(big))) == numbers  # type: ignore[arg-type]
+    assert list(struct.unpack("<64f", base64.b64decode(little))) == numbers
+    assert list(struct.unpack(">64f", base64.b64decode(big))) == numbers
 
 
 def test_every_form_of_input(server: EmbeddingServer) -> None:

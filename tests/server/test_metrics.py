@@ -318,7 +318,7 @@ def test_load_report_on_the_answer(path: str, wanted: str | None) -> None:
         stats = SchedulerStats(num_running_reqs=1, num_waiting_reqs=3, kv_cache_usage=0.25)
         metrics = server.state.observability.engine
         assert metrics is not None
-        metrics.on_step = lambda *_: None  # type: ignore[method-assign]
+        metrics.on_step = lambda *_: None
         server.call(lambda: metrics._take_scheduler(stats))
         headers = {} if wanted is None else {"Endpoint-Load-Metrics-Format": wanted}
         body: dict[str, Any] = {"max_tokens": 2, "prompt": "x"}

@@ -147,7 +147,7 @@ def test_every_chunking_says_the_same_and_counts_the_same(
     asked["stream_options"] = {"include_usage": True}
     told = None
     for pace in range(1, len(ids) + 2):
-        tools_server.call(lambda n=pace: setattr(tools_server.core, "tokens_per_tick", n))  # type: ignore[misc]
+        tools_server.call(lambda n=pace: setattr(tools_server.core, "tokens_per_tick", n))
         if told is None:
             fields = {name: value for name, value in asked.items() if name != "stream_options"}
             document = tools_server.chat("x", **fields).json

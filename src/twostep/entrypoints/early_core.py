@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,14 +24,7 @@ class EarlyCore:
         process, self._process = self._process, None
         return process
 
-    def __enter__(self) -> EarlyCore:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def close(self) -> None:
+        """End the process unless somebody took it."""
         if (process := self.take()) is not None:
             process.abandon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING
 
+from twostep.contracts.grammar import Grammar
 from twostep.structured_output.tokenizer import Vocabulary
 
 if TYPE_CHECKING:
@@ -49,11 +50,7 @@ class LLGuidanceGrammar:
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         """The longest prefix that would be accepted; the state does not change."""
-        num_accepted = 0
-        while num_accepted < len(token_ids) and self.accept_tokens([token_ids[num_accepted]]):
-            num_accepted += 1
-        self.rollback(num_accepted)
-        return list(token_ids[:num_accepted])
+        return accepted_prefix(self, token_ids)
 
     def rollback(self, num_tokens: int) -> None:
         """Take the last accepted tokens back."""
@@ -92,3 +89,12 @@ class LLGuidanceGrammar:
             else:
                 bits[token_id >> 3] &= ~(1 << (token_id & 7))
         return bytes(bits)
+
+
+def accepted_prefix(grammar: Grammar, token_ids: Sequence[int]) -> list[int]:
+    """The longest prefix that a grammar would accept, found by trying; its state is as before."""
+    num_accepted = 0
+    while num_accepted < len(token_ids) and grammar.accept_tokens([token_ids[num_accepted]]):
+        num_accepted += 1
+    grammar.rollback(num_accepted)
+    return list(token_ids[:num_accepted])

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 from twostep.contracts.grammar import Grammar, GrammarFuture
 from twostep.contracts.sampling import ThinkingBudget
+from twostep.structured_output.grammar import accepted_prefix
 from twostep.structured_output.tokenizer import Vocabulary
 
 
@@ -82,11 +83,7 @@ class ThinkingGrammar:
 
     def validate_tokens(self, token_ids: Sequence[int]) -> list[int]:
         """The longest prefix that would be accepted; the state does not change."""
-        num_accepted = 0
-        while num_accepted < len(token_ids) and self.accept_tokens([token_ids[num_accepted]]):
-            num_accepted += 1
-        self.rollback(num_accepted)
-        return list(token_ids[:num_accepted])
+        return accepted_prefix(self, token_ids)
 
     def rollback(self, num_tokens: int) -> None:
         """Take the last accepted tokens back."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import os
 import sys
@@ -55,7 +56,7 @@ def run(argv: list[str]) -> int:
     args = parse_with_config(make_parser, argv)
     name = model_name(args)
     cli_args.check_watch_flags(args)
-    with begin_core(args, name) as core:
+    with contextlib.closing(begin_core(args, name)) as core:
         settings = server_settings(args, name)
         check_parsers(args)
         default_params(None, args.override_generation_config)
