@@ -22,6 +22,7 @@ from twostep.contracts.request import EngineCoreRequest, FinishReason
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import RequestOutputKind, SamplingParams
 from twostep.contracts.stats import FinishedRequestStats, IterationStats
+from twostep.frontend import core_client
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.sim.ghost_model import oracle
 
@@ -360,6 +361,41 @@ def test_a_core_that_is_killed_ends_every_stream_at_once() -> None:
                 with pytest.raises(EngineDeadError, match="SIGKILL"):
                     await refused
             await llm.abort("r0")
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_how_a_core_died_is_the_news_even_if_a_message_to_it_failed_first() -> None:
+    async def main() -> None:
+        async with ghost_llm(step_seconds=0.01) as llm:
+            stream = await llm.add_request("r", ids(1), seeded(300))
+            await anext(stream)
+            os.kill(llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            time.sleep(0.2)  # the sockets know, this event loop does not
+            with pytest.raises(EngineDeadError, match="stopped reading"):
+                await llm.add_request("late", ids(2), seeded(300))
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await last_of(stream)
+            with pytest.raises(EngineDeadError, match="SIGKILL"):
+                await llm.check_health()
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_a_core_that_stops_reading_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(core_client, "MAX_UNREAD_MESSAGES", 1)
+
+    async def main() -> None:
+        async with ghost_llm(step_seconds=0.01) as llm:
+            stream = await llm.add_request("r", ids(1), seeded(300))
+            await anext(stream)
+            os.kill(llm._client.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+            with pytest.raises(EngineDeadError, match="stopped reading"):
+                for i in range(100_000):
+                    await llm.add_request(f"more {i}", ids(*range(50)), seeded(300))
+            with pytest.raises(EngineDeadError, match="stopped reading"):
+                await last_of(stream)
+            assert llm.errored
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
 

@@ -48,6 +48,7 @@ SHUTDOWN_SECONDS = 10.0
 DEATH_POLLS = 50
 DEATH_POLL_SECONDS = 5e-3
 """A dead child's exit code is asked for this often before it is called unknown."""
+DEAF = "the engine core has stopped reading: restart it"
 
 
 class AsyncMPClient:
@@ -70,6 +71,8 @@ class AsyncMPClient:
         self._ended = self._loop.create_future()
         """Done when the child has ended."""
         self._stopping = False
+        self._deaf = False
+        """A message found no room: nothing more is sent, and the core is over within moments."""
         self._heartbeat_timeout = 0.0
         self._last_words = b""
         self._process = process
@@ -160,12 +163,19 @@ class AsyncMPClient:
     def _send(self, message: ClientMessage) -> None:
         if self._dead is not None or self._stopping:
             raise self._as_dead()
-        try:
-            self._output.send(self._codec.encode(message), zmq.DONTWAIT)
-        except zmq.Again:
+        if not self._deaf:
+            with contextlib.suppress(zmq.Again):
+                self._output.send(self._codec.encode(message), zmq.DONTWAIT)
+                return
+            # Either it hangs, or it has just died: then the tie tells how, which is the news.
+            self._deaf = True
+            self._loop.call_later(DEATH_POLLS * DEATH_POLL_SECONDS, self._end_deaf_core)
+        raise EngineDeadError(DEAF)
+
+    def _end_deaf_core(self) -> None:
+        if not self._process.has_ended():
             self._process.kill()
-            self._die(EngineDeadError("the engine core has stopped reading: restart it"))
-            raise self._as_dead() from None
+            self._die(EngineDeadError(DEAF))
 
     # -- from the core -----------------------------------------------------------------------
 
