@@ -390,9 +390,13 @@ def test_a_core_that_stops_reading_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
             stream = await llm.add_request("r", ids(1), seeded(300))
             await anext(stream)
             os.kill(llm._client.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
-            with pytest.raises(EngineDeadError, match="stopped reading"):
+
+            async def fill() -> None:
                 for i in range(100_000):
                     await llm.add_request(f"more {i}", ids(*range(50)), seeded(300))
+
+            with pytest.raises(EngineDeadError, match="stopped reading"):
+                await fill()
             with pytest.raises(EngineDeadError, match="stopped reading"):
                 await last_of(stream)
             assert llm.errored
