@@ -5,6 +5,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#ifdef TWOSTEP_HAS_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__aarch64__) && defined(__APPLE__)
@@ -28,6 +32,12 @@ TWOSTEP_DECLARE(avx512)
 #elif defined(__aarch64__)
 TWOSTEP_DECLARE(neon)
 #endif
+#ifdef TWOSTEP_HAS_AMX
+namespace amx {
+extern const LinearKernels* const kLinearKernels;
+extern const PeakKernels* const kPeakKernels;
+}
+#endif
 #undef TWOSTEP_DECLARE
 
 const KernelTable& kernel_table(const std::string& isa) {
@@ -39,6 +49,10 @@ const KernelTable& kernel_table(const std::string& isa) {
        avx2::kSampleKernels, avx2::kPeakKernels},
       {"avx512", avx512::kLinearKernels, avx512::kAttentionKernels, avx512::kRowKernels,
        avx512::kSampleKernels, avx512::kPeakKernels},
+#ifdef TWOSTEP_HAS_AMX
+      {"amx", amx::kLinearKernels, avx512::kAttentionKernels, avx512::kRowKernels,
+       avx512::kSampleKernels, amx::kPeakKernels},
+#endif
 #elif defined(__aarch64__)
       {"neon", neon::kLinearKernels, neon::kAttentionKernels, neon::kRowKernels,
        neon::kSampleKernels, neon::kPeakKernels},
@@ -130,6 +144,14 @@ std::vector<std::string> read_features() {
 std::vector<std::string> read_features() { return {}; }
 #endif
 
+#ifdef TWOSTEP_HAS_AMX
+// Asks Linux for the tiles' state, for this process and its children (Documentation/arch/x86/xstate).
+bool may_use_tiles() {
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+}
+#endif
+
 std::vector<std::string> runnable([[maybe_unused]] const std::vector<std::string>& features) {
   [[maybe_unused]] const auto all = [&](std::initializer_list<const char*> names) {
     return std::all_of(names.begin(), names.end(), [&](const char* name) {
@@ -141,6 +163,9 @@ std::vector<std::string> runnable([[maybe_unused]] const std::vector<std::string
 #ifndef TWOSTEP_EMULATE_AVX512
   if (all({"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni",
            "avx512_bf16"})) {
+#ifdef TWOSTEP_HAS_AMX
+    if (all({"amx_tile", "amx_int8", "amx_bf16"}) && may_use_tiles()) isas.emplace_back("amx");
+#endif
     isas.emplace_back("avx512");
   }
 #endif

@@ -100,6 +100,9 @@ struct PanelArgs {
   bool add;             // y += instead of y =
 };
 
+// No table's tiles are higher.
+inline constexpr int kMaxTileRows = 32;
+
 enum class GateFn : uint8_t { Silu, GeluTanh };
 
 struct LinearKernels {

@@ -11,8 +11,6 @@ namespace twostep {
 
 namespace {
 
-constexpr int kMaxTileRows = 16;
-
 std::string shape_name(const char* op, const PackedWeight& w) {
   return std::string(op) + " " + std::to_string(w.n()) + "x" + std::to_string(w.k());
 }

@@ -17,7 +17,6 @@ namespace twostep {
 namespace {
 
 constexpr int kRowsPerChunk = 8;
-constexpr int kMaxTileRows = 16;
 
 struct Expert {
   std::shared_ptr<GatedWeight> gated;

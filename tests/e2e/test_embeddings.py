@@ -34,7 +34,7 @@ ISAS = native.cpu_info()["isas"]
 # float32 in another order, and an erf that is exact to 1.5e-7; of vectors of length 1.
 ATOL = 2e-5
 # bf16 weights on AVX-512 meet activations rounded to bf16.
-BF16_ATOL = {"scalar": 2e-5, "avx2": 2e-5, "avx512": 2e-2}
+BF16_ATOL = {"scalar": 2e-5, "avx2": 2e-5, "avx512": 2e-2, "amx": 2e-2}
 
 
 def unit(vector: np.ndarray) -> np.ndarray:

@@ -8,7 +8,7 @@ namespace twostep::test {
 
 namespace {
 
-constexpr int kRows = 17;  // more than one tile in every form
+constexpr int kRows = 33;  // more than one tile in every form
 constexpr Format kFormats[] = {Format::F32,  Format::F16,  Format::BF16, Format::Q8_0,
                                Format::Q4_0, Format::Q4_1, Format::Q5_0, Format::Q5_1,
                                Format::Q4_K, Format::Q5_K, Format::Q6_K};

@@ -44,7 +44,7 @@ class Layer:
     @property
     def tolerance(self) -> float:
         """AVX-512 multiplies bf16 by bf16: queries and weights are rounded as well."""
-        return 1.5e-2 if self.isa == "avx512" and self.dtype == "bf16" else 2e-5
+        return 1.5e-2 if self.isa in ("avx512", "amx") and self.dtype == "bf16" else 2e-5
 
 
 class Sequence:

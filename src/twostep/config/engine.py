@@ -56,7 +56,7 @@ class DeviceConfig:
     num_threads: int
     """Compute threads, the engine thread included."""
     isa: str
-    """Chosen kernels: scalar, avx2, avx512, neon."""
+    """Chosen kernels: scalar, avx2, avx512, amx, neon."""
     kv_cache_dtype: KVCacheDtype = "auto"
     linear_precision: LinearPrecision = "auto"
     """Activations of quantised layers: int8 in groups of 32, or bf16 (exact path)."""

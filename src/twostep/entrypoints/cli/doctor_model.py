@@ -68,7 +68,7 @@ def examine_model(
                 checkpoint,
                 quantization=quantization,
                 kv_dtype=llm.boot.kv_dtype,
-                has_bf16_dot=isa == "avx512",
+                has_bf16_dot=isa in ("avx512", "amx"),
             )
             budget = llm.boot.max_num_batched_tokens
             cells = []

@@ -1,0 +1,72 @@
+// Matrix products in AMX tiles. What tiles do not help (few rows, the exact path) and the small
+// kernels are those of AVX-512.
+#include "isa/linear.h"
+
+#include <cmath>
+
+#include "isa/amx/tile.h"
+#include "isa/avx512/linear_dot.h"
+#include "isa/avx512/vec.h"
+
+namespace twostep::avx512 {
+extern const LinearKernels* const kLinearKernels;
+}
+
+namespace twostep::amx {
+namespace {
+using avx512::Dot;
+using avx512::V;
+#include "isa/act.inc"
+#include "isa/linear.inc"
+#include "isa/linear_panel.inc"
+#include "isa/linear_int8.inc"
+#include "isa/amx/linear_int8.inc"
+
+constexpr int kMaxRows = 16;
+// Fewer are faster with vpdpbusd: a tile of sums costs its way through memory whatever its rows.
+constexpr int kMinRows = 8;
+// As many are paced by memory, which is fastest when read in one stream.
+constexpr int kFewRows = 2;
+#include "isa/amx/linear_bf16.inc"
+
+template <ActForm form, Kind K>
+void as_avx512(const PanelArgs& a) {
+  avx512::kLinearKernels->panels[static_cast<int>(form)][static_cast<int>(K)](a);
+}
+
+template <Kind K>
+struct Int8 {
+  template <int R>
+  static void rows(const PanelArgs& a) {
+    if constexpr (R < kMinRows) {
+      as_avx512<ActForm::Q8, K>(a);
+    } else {
+      int8_tiles<K, R>(a);
+    }
+  }
+  static void call(const PanelArgs& a) { for_rows<Int8, kMaxRows>(a); }
+};
+
+template <Kind K>
+constexpr auto kExact = as_avx512<ActForm::F32, K>;
+
+const LinearKernels kTable{
+    V::W,
+    {kMaxRows, 2 * kTileRows, Dot::kFloatRows},
+    ActForm::BF16,
+    Kind::U8,
+    {{Int8<Kind::U4>::call, Int8<Kind::U4M>::call, Int8<Kind::U4K>::call, Int8<Kind::U5>::call,
+      Int8<Kind::U5M>::call, Int8<Kind::U5K>::call, Int8<Kind::U6K>::call, Int8<Kind::U8>::call,
+      nullptr, nullptr, nullptr, nullptr},
+     {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, bf16_tiles,
+      nullptr, nullptr},
+     {kExact<Kind::U4>, kExact<Kind::U4M>, kExact<Kind::U4K>, kExact<Kind::U5>, kExact<Kind::U5M>,
+      kExact<Kind::U5K>, kExact<Kind::U6K>, kExact<Kind::U8>, nullptr, kExact<Kind::BF16>,
+      kExact<Kind::F16>, kExact<Kind::F32>}},
+    gate_group,
+    put_group_from,
+    add_scaled};
+}  // namespace
+extern const LinearKernels* const kLinearKernels;
+const LinearKernels* const kLinearKernels = &kTable;
+}  // namespace twostep::amx
