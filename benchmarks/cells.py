@@ -13,7 +13,7 @@ from typing import Literal
 
 from benchmarks.models import Model
 
-Kind = Literal["prefill", "decode", "mixed", "prefix", "start"]
+Kind = Literal["prefill", "decode", "mixed", "prefix", "http", "start"]
 
 PREFILLS = (128, 512, 2048, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -22,6 +22,9 @@ NEW_TOKENS = 64
 SHARED_PREFIX = 1024
 PREFIX_REQUESTS = 32
 PREFIX_TAIL = 32
+STREAMS = (1, 16, 32)
+HTTP_PROMPT, HTTP_NEW_TOKENS = 130, 128
+"""Tokens of each request over HTTP; three requests a stream, one after the other."""
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 100, 40_000
 """Ordinary tokens of every vocabulary here."""
 
@@ -52,7 +55,7 @@ class Cell:
     tokens: int = 0
     """Prefill: of the prompt. Mixed: prompts and answers are cut to that many."""
     batch: int = 0
-    """Decode: sequences at once. Others: requests in all."""
+    """Decode: sequences at once. HTTP: streams at once. Others: requests in all."""
     context: int = 0
     """Decode: tokens of each sequence before the first that counts. Prefix: shared tokens."""
     new_tokens: int = NEW_TOKENS
@@ -68,6 +71,8 @@ class Cell:
             return self.context + PREFIX_TAIL + self.new_tokens
         if self.kind == "decode":
             return self.context + self.new_tokens
+        if self.kind == "http":
+            return 2 * self.tokens + self.new_tokens  # words are more tokens than words
         return self.tokens + 1
 
     @property
@@ -88,6 +93,7 @@ def all_cells(model: Model, *, quick: bool = False) -> list[Cell]:
             Cell(name="decode B=4 ctx 256", kind="decode", batch=4, context=256, new_tokens=16),
             Cell(name="mixed", kind="mixed", batch=4, tokens=64, rate=8.0),
             Cell(name="prefix", kind="prefix", batch=4, context=256, new_tokens=8),
+            Cell(name="http 2", kind="http", batch=2, tokens=32, new_tokens=16),
         ]
     cells = [Cell(name="start", kind="start")]
     cells += [
@@ -105,6 +111,10 @@ def all_cells(model: Model, *, quick: bool = False) -> list[Cell]:
     count = 64 if rate > 4 else 16
     cells.append(Cell(name="mixed", kind="mixed", batch=count, tokens=LONGEST, rate=rate))
     cells.append(Cell(name="prefix", kind="prefix", batch=PREFIX_REQUESTS, context=SHARED_PREFIX))
+    cells += [
+        Cell(name=f"http {n}", kind="http", batch=n, tokens=HTTP_PROMPT, new_tokens=HTTP_NEW_TOKENS)
+        for n in STREAMS
+    ]
     return cells
 
 
@@ -160,6 +170,13 @@ def requests_of(cell: Cell, round_number: int) -> list[Request]:
                 seed=number,
             )
             for number in range(cell.batch)
+        ]
+    if cell.kind == "http":
+        return [
+            Request(
+                arrival=0, prompt=draw(generator, cell.tokens), max_tokens=cell.new_tokens, seed=number
+            )
+            for number in range(3 * cell.batch)
         ]
     if cell.kind == "mixed":
         return mixed_load(generator, cell.batch, cell.rate, longest=cell.tokens)

@@ -38,7 +38,7 @@ TEXTS = (
 def prompts_of(model: Model) -> list[list[int]]:
     """What engines are asked: sentences of a trained model's language, else random ids."""
     if model.is_trained:
-        from twostep.entrypoints.build import load_tokenizer
+        from twostep.entrypoints.text_side import load_tokenizer
         from twostep.models.loader.open import open_checkpoint
 
         path = model.gguf or model.hf

@@ -15,11 +15,13 @@ MAIN_METRIC = {
     "decode": "tokens_per_second",
     "mixed": "total_tokens_per_second",
     "prefix": "total_tokens_per_second",
+    "http": "output_tokens_per_second",
     "start": "seconds_to_first_token",
 }
 """By kind of cell: what the ratio is taken of."""
 LOWER_IS_BETTER = frozenset(
-    {"seconds_to_first_token", "peak_rss_mb", "ttft_p50", "ttft_p99", "tpot_p50", "tpot_p99"}
+    {"seconds_to_first_token", "peak_rss_mb"}
+    | {f"{name}_{percent}" for name in ("ttft", "tpot", "itl") for percent in ("p50", "p99")}
 )
 
 

@@ -7,14 +7,16 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cells import Cell, Request
+from benchmarks.cells import STREAMS, Cell, Request
 from benchmarks.figures import Answer, Metrics, figures
 from benchmarks.models import Model
 from benchmarks.peers.base import Engine, Limits
+from benchmarks.peers.http_server import HttpServer
 from benchmarks.peers.llama_server import Server
 from benchmarks.process import ProgramError, output_of
 
 NAME = "llama.cpp"
+HTTP_SLOTS, HTTP_SLOT_TOKENS = max(STREAMS), 512
 
 
 class LlamaCpp:
@@ -58,6 +60,7 @@ class LlamaEngine:
         self._flash = flash
         self._environment = {"LD_LIBRARY_PATH": str(folder)}
         self._server: Server | None = None
+        self._http = HttpServer(self._http_command, self._environment)
 
     def cannot(self, cell: Cell) -> str | None:
         """Runs every cell."""
@@ -78,6 +81,8 @@ class LlamaEngine:
                 "-npl", str(cell.batch), "-c", str(cell.batch * length + 256),
             )  # fmt: skip
             return {"tokens_per_second": parse_batched_bench(out, cell.batch)}, []
+        if cell.kind == "http":
+            return self._http.measure(cell, requests), []
         answers = self._running_server().run(requests)
         return figures(cell, requests, answers), answers
 
@@ -104,12 +109,19 @@ class LlamaEngine:
         """See ``Engine.rest``."""
         if self._server is not None:
             self._server.program.pause()
+        self._http.rest()
 
     def close(self) -> None:
         """See ``Engine.close``."""
         if self._server is not None:
             self._server.program.kill()
             self._server = None
+        self._http.close()
+
+    def _http_command(self, port: int) -> list[str]:
+        tokens = HTTP_SLOTS * HTTP_SLOT_TOKENS
+        command = self._server_command(HTTP_SLOTS, tokens)
+        return [*command, "--host", "127.0.0.1", "--port", str(port)]
 
     def _running_server(self) -> Server:
         if self._server is None:

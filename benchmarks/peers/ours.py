@@ -12,6 +12,7 @@ from benchmarks.figures import Metrics
 from benchmarks.models import Model
 from benchmarks.peers import step_loop
 from benchmarks.peers.base import SAMPLING, Engine, Limits
+from benchmarks.peers.http_server import HttpServer
 from benchmarks.peers.worker_engine import WorkerEngine
 from benchmarks.process import first_output
 
@@ -41,6 +42,10 @@ class OurEngine(WorkerEngine):
 
     def __init__(self, model: Model, limits: Limits, *, exact: bool = False) -> None:
         path = str(model.gguf or model.hf)
+        flags = [
+            "--threads", str(limits.threads),
+            *(["--quantization", model.quantization] if model.quantization else []),
+        ]  # fmt: skip
         super().__init__(
             peer=NAME,
             name=NAME,
@@ -50,11 +55,17 @@ class OurEngine(WorkerEngine):
             path=path,
             limits=limits,
             options={"quantization": model.quantization, "exact": exact},
-        )
+            http=HttpServer(
+                lambda port: [
+                    sys.executable, "-m", "twostep", "serve", path, "--port", str(port),
+                    "--max-num-seqs", str(limits.max_num_seqs),
+                    "--max-model-len", str(limits.max_model_len), *flags,
+                ]
+            ),
+        )  # fmt: skip
         self._start = [
             sys.executable, "-m", "twostep", "complete", path, "The capital of France is",
-            "--max-tokens", "1", "--temperature", "0", "--threads", str(limits.threads),
-            *(["--quantization", model.quantization] if model.quantization else []),
+            "--max-tokens", "1", "--temperature", "0", *flags,
         ]  # fmt: skip
 
     def start(self) -> Metrics:

@@ -11,6 +11,7 @@ from benchmarks.cells import Request
 from benchmarks.models import Model
 from benchmarks.peers import step_loop
 from benchmarks.peers.base import SAMPLING, Engine, Limits
+from benchmarks.peers.http_server import HttpServer
 from benchmarks.peers.worker_engine import WorkerEngine
 from benchmarks.process import output_of
 
@@ -58,8 +59,17 @@ class VllmCpu:
                 path=str(model.hf),
                 limits=limits,
                 environment=environment,
+                http=HttpServer(
+                    lambda port: [
+                        str(self._python), "-m", "vllm.entrypoints.cli.main", "serve", str(model.hf),
+                        "--dtype", "bfloat16", "--max-num-seqs", str(limits.max_num_seqs),
+                        "--max-model-len", str(limits.max_model_len),
+                        "--host", "127.0.0.1", "--port", str(port),
+                    ],
+                    environment | {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"},
+                ),
             )
-        ]
+        ]  # fmt: skip
 
 
 def installed_version(python: Path, package: str) -> str:

@@ -12,9 +12,10 @@ from benchmarks.cells import Cell, Request
 from benchmarks.figures import Answer, Metrics, figures
 from benchmarks.models import Model
 from benchmarks.peers.base import Limits
+from benchmarks.peers.http_server import HttpServer
 from benchmarks.process import Program, ProgramError
 
-ALL_KINDS = frozenset({"prefill", "decode", "mixed", "prefix", "start"})
+ALL_KINDS = frozenset({"prefill", "decode", "mixed", "prefix", "http", "start"})
 
 
 class WorkerEngine:
@@ -34,6 +35,7 @@ class WorkerEngine:
         options: Mapping[str, Any] | None = None,
         kinds: frozenset[str] = ALL_KINDS,
         max_batch: int = 1 << 30,
+        http: HttpServer | None = None,
     ) -> None:
         self.peer = peer
         self.name = name
@@ -46,6 +48,7 @@ class WorkerEngine:
         }
         self._kinds = kinds
         self._max_batch = max_batch
+        self._http = http
         self._program: Program | None = None
         self._broken: str | None = None
 
@@ -53,7 +56,7 @@ class WorkerEngine:
         """See ``Engine.cannot``; a model that could not be loaded is not tried again."""
         if self._broken is not None:
             return self._broken
-        if cell.kind not in self._kinds:
+        if cell.kind not in self._kinds or (cell.kind == "http" and self._http is None):
             return f"has no way to run {cell.kind}"
         if cell.kind == "decode" and cell.batch > self._max_batch:
             return f"runs {self._max_batch} sequences at most"
@@ -61,6 +64,9 @@ class WorkerEngine:
 
     def measure(self, cell: Cell, requests: Sequence[Request]) -> tuple[Metrics, list[Answer]]:
         """See ``Engine.measure``."""
+        if cell.kind == "http":
+            assert self._http is not None
+            return self._http.measure(cell, requests), []
         answers = self.run(requests, cached=cell.kind == "decode")
         return figures(cell, requests, answers), answers
 
@@ -111,12 +117,16 @@ class WorkerEngine:
         """See ``Engine.rest``."""
         if self._program is not None:
             self._program.pause()
+        if self._http is not None:
+            self._http.rest()
 
     def close(self) -> None:
         """See ``Engine.close``."""
         if self._program is not None:
             self._program.kill()
             self._program = None
+        if self._http is not None:
+            self._http.close()
 
     def _ask(self, message: Mapping[str, Any]) -> dict[str, Any]:
         if self._program is None:

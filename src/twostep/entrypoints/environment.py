@@ -10,7 +10,7 @@ VARIABLES: tuple[tuple[str, str], ...] = (
     ("TWOSTEP_OFFLINE", "1: never open the network"),
     ("TWOSTEP_API_KEY", "key that requests to `twostep serve` need"),
     ("TWOSTEP_DEBUG", "1: show Python tracebacks on errors"),
-    ("TWOSTEP_CPU_ISA", "force the kernels of one instruction set: scalar, avx2, avx512, amx, neon"),
+    ("TWOSTEP_CPU_ISA", "force kernels: scalar, avx2, avx512, amx, neon"),
     ("HF_HOME, HF_HUB_CACHE", "where Hub repositories are cached (huggingface_hub's own)"),
     ("HF_HUB_OFFLINE", "1: use Hub repositories from the cache only"),
     ("HF_ENDPOINT", "another Hub server"),
