@@ -24,7 +24,7 @@ PREFIX_REQUESTS = 32
 PREFIX_TAIL = 32
 STREAMS = (1, 16, 32)
 HTTP_PROMPT, HTTP_NEW_TOKENS = 130, 128
-"""Tokens of each request over HTTP; three requests a stream, one after the other."""
+"""Tokens of each request over HTTP; two requests a stream, one after the other."""
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 100, 40_000
 """Ordinary tokens of every vocabulary here."""
 
@@ -176,7 +176,7 @@ def requests_of(cell: Cell, round_number: int) -> list[Request]:
             Request(
                 arrival=0, prompt=draw(generator, cell.tokens), max_tokens=cell.new_tokens, seed=number
             )
-            for number in range(3 * cell.batch)
+            for number in range(max(4, 2 * cell.batch))
         ]
     if cell.kind == "mixed":
         return mixed_load(generator, cell.batch, cell.rate, longest=cell.tokens)

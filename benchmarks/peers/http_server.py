@@ -4,19 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from benchmarks.cells import Cell, Request
 from benchmarks.figures import Metrics, percentile
 from benchmarks.peers.base import SAMPLING
 from benchmarks.peers.llama_server import STARTED_WITHIN, free_port
 from benchmarks.process import Program, ProgramError
-from twostep.contracts.errors import TwostepError
-from twostep.entrypoints.load.client import Target
-from twostep.entrypoints.load.datasets import Prompt
-from twostep.entrypoints.load.http_stream import HttpPool
-from twostep.entrypoints.load.run import first_model, run_load, wait_until_ready
-
 WORDS = (
     "the of and to in a is that for it as was with be by on not he his but at are this have from or "
     "had an they which one you were all her she there would their we him been has when who will no "
@@ -39,6 +33,8 @@ class HttpServer:
 
     def measure(self, cell: Cell, requests: Sequence[Request]) -> Metrics:
         """``cell.batch`` streams, each asking for the next answer as soon as one has ended."""
+        from twostep.contracts.errors import TwostepError
+
         fresh = self._program is None
         if self._program is None:
             self._port = free_port()
@@ -63,10 +59,16 @@ class HttpServer:
             self._program = None
 
     async def _measure(self, cell: Cell, requests: Sequence[Request], *, fresh: bool) -> Metrics:
+        # A worker in a peer's environment, which has no twostep, imports this module, too.
+        from twostep.entrypoints.load.client import Target
+        from twostep.entrypoints.load.datasets import Prompt
+        from twostep.entrypoints.load.http_stream import HttpPool
+        from twostep.entrypoints.load.run import first_model, run_load, wait_until_ready
+
         pool = HttpPool(f"http://127.0.0.1:{self._port}")
         try:
             if fresh:
-                await self._wait(pool)
+                await self._wait(lambda: first_model(pool, {}))
             body = {**SAMPLING, "ignore_eos": True, "seed": requests[0].seed}
             target = Target(
                 backend="openai", endpoint="/v1/completions", headers={}, body=body,
@@ -98,14 +100,16 @@ class HttpServer:
             "itl_p99": percentile(gaps, 99),
         }
 
-    async def _wait(self, pool: HttpPool) -> None:
+    async def _wait(self, ask: Callable[[], Awaitable[str]]) -> None:
         """Until it lists its model."""
+        from twostep.contracts.errors import TwostepError
+
         assert self._program is not None
         deadline = time.monotonic() + STARTED_WITHIN
         while True:
             self._program.check_alive()
             try:
-                await first_model(pool, {})
+                await ask()
             except TwostepError:
                 if time.monotonic() > deadline:
                     raise

@@ -61,7 +61,8 @@ class VllmCpu:
                 environment=environment,
                 http=HttpServer(
                     lambda port: [
-                        str(self._python), "-m", "vllm.entrypoints.cli.main", "serve", str(model.hf),
+                        str(self._python), "-m", "vllm.entrypoints.openai.api_server",
+                        "--model", str(model.hf),
                         "--dtype", "bfloat16", "--max-num-seqs", str(limits.max_num_seqs),
                         "--max-model-len", str(limits.max_model_len),
                         "--host", "127.0.0.1", "--port", str(port),

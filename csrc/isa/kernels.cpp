@@ -35,6 +35,7 @@ TWOSTEP_DECLARE(neon)
 #ifdef TWOSTEP_HAS_AMX
 namespace amx {
 extern const LinearKernels* const kLinearKernels;
+extern const AttentionKernels* const kAttentionKernels;
 extern const PeakKernels* const kPeakKernels;
 }
 #endif
@@ -50,7 +51,7 @@ const KernelTable& kernel_table(const std::string& isa) {
       {"avx512", avx512::kLinearKernels, avx512::kAttentionKernels, avx512::kRowKernels,
        avx512::kSampleKernels, avx512::kPeakKernels},
 #ifdef TWOSTEP_HAS_AMX
-      {"amx", amx::kLinearKernels, avx512::kAttentionKernels, avx512::kRowKernels,
+      {"amx", amx::kLinearKernels, amx::kAttentionKernels, avx512::kRowKernels,
        avx512::kSampleKernels, amx::kPeakKernels},
 #endif
 #elif defined(__aarch64__)

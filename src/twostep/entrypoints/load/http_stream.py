@@ -7,6 +7,7 @@ does not show up as the server's latency.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ssl
 import time
 from collections import deque
@@ -30,6 +31,8 @@ class _Connection(asyncio.Protocol):
 
     def __init__(self) -> None:
         self.is_open = False
+        self.has_answered = False
+        """Whether any byte of the current answer has come."""
         self.status = 0
         self._parser = httptools.HttpResponseParser(self)
         self._arrived: deque[tuple[float, bytes]] = deque()
@@ -46,6 +49,7 @@ class _Connection(asyncio.Protocol):
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:
+        self.has_answered = True
         self._now = time.perf_counter()
         try:
             self._parser.feed_data(data)
@@ -75,6 +79,7 @@ class _Connection(asyncio.Protocol):
         self._parser = httptools.HttpResponseParser(self)
         self._arrived.clear()
         self._complete = False
+        self.has_answered = False
         self.status = 0
         self.transport.write(message)
 
@@ -168,7 +173,16 @@ class HttpPool:
             fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         lines += [f"{name}: {value}" for name, value in fields.items()]
         message = "\r\n".join([*lines, "", ""]).encode() + body
-        connection = self._take_idle() or await self._connect()
+        # A server may hang up on a connection that has been idle just as it is used again (RFC 9112,
+        # 9.3.1): then nothing has come back, and a new one is tried.
+        while (idle := self._take_idle()) is not None:
+            with contextlib.suppress(ConnectionLostError):
+                return await self._exchange(idle, message)
+            if idle.has_answered:
+                raise ConnectionLostError("the server closed the connection")
+        return await self._exchange(await self._connect(), message)
+
+    async def _exchange(self, connection: _Connection, message: bytes) -> Response:
         try:
             connection.send(message)
             return Response(self, connection, await connection.headers())
