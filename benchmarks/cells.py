@@ -174,7 +174,10 @@ def requests_of(cell: Cell, round_number: int) -> list[Request]:
     if cell.kind == "http":
         return [
             Request(
-                arrival=0, prompt=draw(generator, cell.tokens), max_tokens=cell.new_tokens, seed=number
+                arrival=0,
+                prompt=draw(generator, cell.tokens),
+                max_tokens=cell.new_tokens,
+                seed=number,
             )
             for number in range(max(4, 2 * cell.batch))
         ]

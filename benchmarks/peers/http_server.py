@@ -1,4 +1,4 @@
-"""An engine's OpenAI server under load: one client for all of them, that of ``twostep bench serve``."""
+"""An engine's OpenAI server under load; the client is that of ``twostep bench serve``."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from benchmarks.figures import Metrics, percentile
 from benchmarks.peers.base import SAMPLING
 from benchmarks.peers.llama_server import STARTED_WITHIN, free_port
 from benchmarks.process import Program, ProgramError
+
 WORDS = (
-    "the of and to in a is that for it as was with be by on not he his but at are this have from or "
-    "had an they which one you were all her she there would their we him been has when who will no "
-    "more if out so up said what its about than into them can only other time new some could these"
+    "the of and to in a is that for it as was with be by on not he his but at are this have from "
+    "or had an they which one you were all her she there would their we him been has when who will "
+    "no more if out so up said what its about than into them can only other time new some could"
 ).split()
 """One token each, with the space before it."""
 

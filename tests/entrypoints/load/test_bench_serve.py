@@ -15,7 +15,7 @@ from twostep.contracts.errors import TwostepError, UsageError
 from twostep.entrypoints.cli import bench_serve
 from twostep.entrypoints.load.client import Target, send
 from twostep.entrypoints.load.datasets import Prompt
-from twostep.entrypoints.load.http_stream import HttpPool
+from twostep.entrypoints.load.http_stream import ConnectionLostError, HttpPool
 from twostep.entrypoints.load.run import first_model, run_load, wait_until_ready
 
 PROMPT = Prompt("the cat", 2, 3)
@@ -211,6 +211,35 @@ def test_a_failure_is_never_a_success(answer: Answer, words: str) -> None:
             assert words in outcome.error
 
     asyncio.run(play())
+
+
+def test_a_connection_that_was_closed_while_it_was_idle_is_not_a_failure() -> None:
+    """As llama-server does it: hangs up when the second request comes, answering nothing."""
+
+    async def once(exchange: Exchange) -> None:
+        if exchange.path == "/again" and len(seen) == 0:
+            seen.append(exchange)
+            exchange.hang_up()
+            return
+        await good(exchange)
+
+    seen: list[Exchange] = []
+
+    async def main() -> None:
+        async with serving(once) as (server, pool):
+            for path in ("/first", "/again"):
+                async with await pool.request("POST", path, b"1") as response:
+                    await response.read()
+                    assert response.status == 200
+            assert server.num_connections == 2
+            assert [each.path for each in server.seen] == ["/first", "/again", "/again"]
+            # On a new connection it is one.
+            seen.clear()
+            pool.close()
+            with pytest.raises(ConnectionLostError):
+                await pool.request("POST", "/again", b"1")
+
+    asyncio.run(main())
 
 
 def test_nobody_there() -> None:
