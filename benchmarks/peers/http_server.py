@@ -12,11 +12,11 @@ from benchmarks.peers.base import SAMPLING
 from benchmarks.peers.llama_server import STARTED_WITHIN, free_port
 from benchmarks.process import Program, ProgramError
 
-WORDS = (
-    "the of and to in a is that for it as was with be by on not he his but at are this have from "
-    "or had an they which one you were all her she there would their we him been has when who will "
-    "no more if out so up said what its about than into them can only other time new some could"
-).split()
+WORDS = """
+the of and to in a is that for it as was with be by on not he his but at are this have from or had
+an they which one you were all her she there would their we him been has when who will no more if
+out so up said what its about than into them can only other time new some could these
+"""
 """One token each, with the space before it."""
 
 
@@ -121,4 +121,5 @@ class HttpServer:
 
 def text_of(token_ids: Sequence[int]) -> str:
     """Another text for other ids, of as many words."""
-    return " ".join(WORDS[token_id % len(WORDS)] for token_id in token_ids)
+    words = WORDS.split()
+    return " ".join(words[token_id % len(words)] for token_id in token_ids)

@@ -173,8 +173,8 @@ class HttpPool:
             fields |= {"Content-Type": "application/json", "Content-Length": str(len(body))}
         lines += [f"{name}: {value}" for name, value in fields.items()]
         message = "\r\n".join([*lines, "", ""]).encode() + body
-        # A server may hang up on an idle connection just as it is used again (RFC 9112, 9.3.1): then
-        # nothing has come back, and a new one is tried.
+        # A server may hang up on an idle connection just as it is used again (RFC 9112, 9.3.1):
+        # then nothing has come back, and a new one is tried.
         while (idle := self._take_idle()) is not None:
             with contextlib.suppress(ConnectionLostError):
                 return await self._exchange(idle, message)
