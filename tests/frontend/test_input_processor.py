@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from twostep.config.limits import Limits
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.sampling import SamplingParams, StructuredOutputsParams
+from twostep.engine.wire import AddRequest, Codec
 from twostep.frontend.input_processor import InputProcessor
 from twostep.frontend.tokenizer import Tokenizer
 
@@ -246,3 +248,20 @@ def test_ids_and_seeds_are_random_by_default(byte_level: Tokenizer) -> None:
     assert len({core.request_id for core in made}) == 3
     assert len({core.sampling_params.seed for core in made}) == 3
     assert all(core.request_id.startswith("r-") for core in made)
+
+
+def test_a_schema_goes_to_the_core_as_text_whatever_its_integers(make_inputs: Make) -> None:
+    """Fuzz case 10372 of seed 1: an integer above 64 bits in a schema was a 500."""
+    schema = {"$defs": {"x": [2**64]}, "type": "object"}
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(json=schema))
+    processed = make_inputs(check_grammar=lambda params: None).process("r", "hi", params)
+    [request] = processed.core_requests
+    frame = Codec().encode(AddRequest(request))
+    got = Codec().decode_client_message(frame)
+    assert isinstance(got, AddRequest)
+    sent = got.request.sampling_params.structured_outputs
+    assert sent is not None
+    assert isinstance(sent.json, str)
+    assert json.loads(sent.json) == schema
+    assert params.structured_outputs is not None
+    assert params.structured_outputs.json is schema  # the caller's own stay as they are

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import secrets
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from twostep.config.engine import SchedulingPolicy
 from twostep.config.limits import Limits
@@ -358,6 +361,11 @@ class InputProcessor:
         core.stop_token_ids = list(dict.fromkeys(ids)) or None
         if core.seed is None:
             core.seed = self._seed_source()
+        constraint = core.structured_outputs
+        if constraint is not None and isinstance(constraint.json, dict):
+            # As text: a schema may hold integers of any size, and what the core reads may not.
+            schema = json.dumps(constraint.json)
+            core.structured_outputs = msgspec.structs.replace(constraint, json=schema)
         return core
 
 
