@@ -180,11 +180,11 @@ def smol(tmp_path):  # type: ignore[no-untyped-def]
 def test_every_cell_of_the_list_is_there(tmp_path) -> None:  # type: ignore[no-untyped-def]
     names = [cell.name for cell in cells.all_cells(smol(tmp_path))]
     assert {"start", "mixed", "prefix", "prefill 8192", "decode B=64 ctx 2048"} <= set(names)
-    assert len(names) == 1 + 4 + 14 + 2
+    assert len(names) == 1 + 4 + 14 + 2 + 3
     longest = next(c for c in cells.all_cells(smol(tmp_path)) if c.name == "prefill 8192")
     assert longest.longest <= 8192  # the model's last position, the new token's included
     kinds = {cell.kind for cell in cells.all_cells(smol(tmp_path), quick=True)}
-    assert kinds == {"start", "prefill", "decode", "mixed", "prefix"}
+    assert kinds == {"start", "prefill", "decode", "mixed", "prefix", "http"}
 
 
 def test_cells_are_chosen_by_whole_words(tmp_path) -> None:  # type: ignore[no-untyped-def]

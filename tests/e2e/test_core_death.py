@@ -85,7 +85,7 @@ def test_everybody_is_told_and_it_comes_back(process: ServeProcess) -> None:
             os.kill(pid, signal.SIGKILL)
             killed = time.monotonic()
             body = wait_for(f"{url}/health", 503)
-            assert body["status"] in ("dead", "restarting")
+            assert body["status"] in ("dead", "restarting"), body
             assert "killed by SIGKILL" in body["error"]
             answers = [each.result() for each in open_ones]
         for index, (status, text, ended) in enumerate(answers):

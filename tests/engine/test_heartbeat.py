@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -27,3 +29,33 @@ def test_an_old_file_is_not_taken_over(tmp_path: Path) -> None:
     path.write_bytes(b"")
     with pytest.raises(FileExistsError):
         Heartbeat.create(path, 0.0)
+
+
+WRITER = """
+import sys, time
+import subprocess
+import sys
+from pathlib import Path
+from twostep.engine.heartbeat import Heartbeat
+heartbeat = Heartbeat.open(Path(sys.argv[1]))
+print("ready", flush=True)
+while True:
+    heartbeat.beat(7.0, 5.0, 3)
+"""
+
+
+def test_a_reader_never_sees_half_a_beat(tmp_path: Path) -> None:
+    """A beat was cleared before it was written, so a live engine looked stalled at times."""
+    heartbeat = Heartbeat.create(tmp_path / "h", 7.0)
+    heartbeat.beat(7.0, 5.0, 3)
+    writer = subprocess.Popen(
+        [sys.executable, "-c", WRITER, str(tmp_path / "h")], stdout=subprocess.PIPE
+    )
+    try:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+        seen = {heartbeat.read() for _ in range(200_000)}
+    finally:
+        writer.kill()
+        writer.communicate()
+    assert seen == {(7.0, 5.0, 3)}
