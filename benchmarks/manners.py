@@ -39,6 +39,7 @@ STREAMS = 16
 OVERLOAD = 10
 """Times the load that the server can take."""
 OVERLOAD_SECONDS = 120.0
+KV_BYTES = "512M"
 QUEUE = 32
 """``--max-num-queued-reqs`` of the overload check."""
 WORDS = " ".join(["the", "cat", "sat", "on", "the", "mat"] * 20)
@@ -215,9 +216,10 @@ async def _read_slowly(port: int) -> None:
 
 async def check_overload(model: str) -> dict[str, Any]:
     """Ten times what the server can take, for two minutes, with a bounded queue."""
-    flags = ("--max-num-queued-reqs", str(QUEUE))
+    # A small cache, full before memory is watched: pages of an unused one come in as prompts do.
+    flags = ("--max-num-queued-reqs", str(QUEUE), "--kv-cache-memory-bytes", KV_BYTES)
     async with serving(model, *flags) as server:
-        prompts = [prompt(i, 32) for i in range(STREAMS * 8)]
+        prompts = [prompt(i, 32) for i in range(STREAMS * 12)]
         outcomes, seconds = await run_load(
             server.pool, target(server), prompts, [0.0] * len(prompts), max_concurrency=STREAMS
         )

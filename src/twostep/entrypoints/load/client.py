@@ -104,6 +104,7 @@ async def send(pool: HttpPool, target: Target, prompt: Prompt) -> Outcome:
             if response.status != 200:
                 body = (await response.read()).decode(errors="replace")
                 outcome.error = f"HTTP {response.status}: {body[:500]}"
+                outcome.latency = time.perf_counter() - outcome.start_time
             else:
                 await _read_stream(response.chunks(), outcome)
     except (TimeoutError, OSError, ConnectionLostError) as error:
