@@ -34,9 +34,9 @@ from twostep.structured_output.compiler import LLGuidanceCompiler
 
 BLOCK_SIZE = 16
 DEFAULT_MAX_NUM_SEQS = 64
-DEFAULT_MAX_NUM_BATCHED_TOKENS = 512
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 256
 """A step of this many tokens already runs at the kernels' full speed; larger ones only make
-everybody else's next token wait longer."""
+everybody else's next token wait longer (measured: docs/log.md, 2026-11-30)."""
 DEFAULT_LONGEST_CONTEXT = 32768
 KV_SHARE_OF_FREE_MEMORY = 0.5
 KV_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
