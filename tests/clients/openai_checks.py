@@ -199,7 +199,7 @@ def check_cancel_in_a_stream() -> None:
 
 def check_time_out() -> None:
     """A client that stops waiting for a whole answer is a client that goes."""
-    impatient = client.with_options(timeout=0.05).chat.completions
+    impatient = client.with_options(timeout=0.005).chat.completions
     raised(
         openai.APITimeoutError,
         lambda: impatient.create(model=MODEL, messages=HI, max_tokens=480, n=4, extra_body=ON),
