@@ -24,7 +24,7 @@ PREFIX_REQUESTS = 32
 PREFIX_TAIL = 32
 STREAMS = (1, 16, 32)
 HTTP_PROMPT, HTTP_NEW_TOKENS = 130, 128
-"""Tokens of each request over HTTP; two requests a stream, one after the other."""
+"""Tokens of each request over HTTP; two requests a stream, one after the other (four at least)."""
 FIRST_TOKEN_ID, LAST_TOKEN_ID = 100, 40_000
 """Ordinary tokens of every vocabulary here."""
 
@@ -72,7 +72,7 @@ class Cell:
         if self.kind == "decode":
             return self.context + self.new_tokens
         if self.kind == "http":
-            return 2 * self.tokens + self.new_tokens  # words are more tokens than words
+            return 2 * self.tokens + self.new_tokens  # a word may be two tokens
         return self.tokens + 1
 
     @property

@@ -40,6 +40,7 @@ OVERLOAD = 10
 """Times the load that the server can take."""
 OVERLOAD_SECONDS = 120.0
 KV_BYTES = "512M"
+"""``--kv-cache-memory-bytes`` of the overload check."""
 QUEUE = 32
 """``--max-num-queued-reqs`` of the overload check."""
 WORDS = " ".join(["the", "cat", "sat", "on", "the", "mat"] * 20)

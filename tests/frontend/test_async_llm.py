@@ -335,6 +335,12 @@ def test_a_core_that_dies_between_two_sequences_of_a_request(
     run(main)
 
 
+def pid_of(llm: AsyncLLM) -> int:
+    """The core's process."""
+    assert isinstance(llm._client, core_client.AsyncMPClient)
+    return llm._client.pid
+
+
 # -- ends of all kinds: each with a process of its own ---------------------------------------------
 
 
@@ -346,7 +352,7 @@ def test_a_core_that_is_killed_ends_every_stream_at_once() -> None:
             await anext(aiter(await llm.add_request("first", ids(50), seeded(300))))
             call = asyncio.create_task(llm.pause("wait"))
             await asyncio.sleep(0)
-            os.kill(llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(pid_of(llm), signal.SIGKILL)
             results = await asyncio.gather(*readers, call, return_exceptions=True)
             assert {type(result) for result in results} == {EngineDeadError}
             assert "SIGKILL" in str(results[0])
@@ -370,7 +376,7 @@ def test_how_a_core_died_is_the_news_even_if_a_message_to_it_failed_first() -> N
         async with ghost_llm(step_seconds=0.01) as llm:
             stream = await llm.add_request("r", ids(1), seeded(300))
             await anext(stream)
-            os.kill(llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(pid_of(llm), signal.SIGKILL)
             time.sleep(0.2)  # the sockets know, this event loop does not
             with pytest.raises(EngineDeadError, match="stopped reading"):
                 await llm.add_request("late", ids(2), seeded(300))
@@ -389,7 +395,7 @@ def test_a_core_that_stops_reading_is_ended(monkeypatch: pytest.MonkeyPatch) -> 
         async with ghost_llm(step_seconds=0.01) as llm:
             stream = await llm.add_request("r", ids(1), seeded(300))
             await anext(stream)
-            os.kill(llm._client.pid, signal.SIGSTOP)  # type: ignore[attr-defined]
+            os.kill(pid_of(llm), signal.SIGSTOP)
 
             async def fill() -> None:
                 for i in range(100_000):
@@ -441,7 +447,7 @@ def test_a_core_that_hangs_is_seen_by_check_health() -> None:
                 return False
 
             await until(is_ill)
-            os.kill(llm._client.pid, signal.SIGKILL)  # type: ignore[attr-defined]
+            os.kill(pid_of(llm), signal.SIGKILL)
             with pytest.raises(EngineDeadError):
                 await last_of(stream)
 
@@ -506,7 +512,7 @@ def test_the_signals_of_a_terminal_do_not_end_the_core() -> None:
             stream = await llm.add_request("r", ids(1), seeded(20))
             await anext(stream)
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-                os.kill(llm._client.pid, number)  # type: ignore[attr-defined]
+                os.kill(pid_of(llm), number)
             return await last_of(stream)
 
     output = asyncio.run(asyncio.wait_for(main(), PATIENCE))
