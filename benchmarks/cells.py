@@ -19,6 +19,8 @@ PREFILLS = (128, 512, 2048, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
 CONTEXTS = (256, 2048)
 NEW_TOKENS = 64
+BARE_CONTEXT, BARE_NEW_TOKENS, BARE_BATCHES = 128, 128, (1, 2, 4, 8, 16, 32)
+"""The decode cells of the bare kernels' program (``peers/yardstick.py``)."""
 SHARED_PREFIX = 1024
 PREFIX_REQUESTS = 32
 PREFIX_TAIL = 32
@@ -105,6 +107,16 @@ def all_cells(model: Model, *, quick: bool = False) -> list[Cell]:
         Cell(name=f"decode B={batch} ctx {context}", kind="decode", batch=batch, context=context)
         for context in CONTEXTS
         for batch in BATCHES
+    ]
+    cells += [
+        Cell(
+            name=f"decode B={batch} ctx {BARE_CONTEXT}",
+            kind="decode",
+            batch=batch,
+            context=BARE_CONTEXT,
+            new_tokens=BARE_NEW_TOKENS,
+        )
+        for batch in BARE_BATCHES
     ]
     # Arrivals come faster than any engine serves them, so throughput is what is compared.
     rate = 16 * 135e6 / model.num_params

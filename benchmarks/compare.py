@@ -29,6 +29,7 @@ from benchmarks.peers.openvino_llm import OpenVino
 from benchmarks.peers.ours import NAME as OURS
 from benchmarks.peers.ours import OurEngine, Ours
 from benchmarks.peers.vllm_cpu import VllmCpu
+from benchmarks.peers.yardstick import Yardstick
 from benchmarks.process import ROOT, ProgramError
 from benchmarks.results import CellResult, EngineResult, Record
 
@@ -100,8 +101,12 @@ def choose_peers(args: argparse.Namespace) -> list[Peer]:
     """Ours first. Raises SystemExit for a peer that is unknown or, if asked for, not installed."""
     folder = args.peers_dir.resolve()
     known: list[Peer] = [
-        LlamaCpp(folder), VllmCpu(folder), OpenVino(folder), HfTransformers(folder)
-    ]  # fmt: skip
+        LlamaCpp(folder),
+        VllmCpu(folder),
+        OpenVino(folder),
+        HfTransformers(folder),
+        Yardstick(folder),
+    ]
     names = [peer.name for peer in known]
     for wanted in args.peers or []:
         if wanted not in names:

@@ -180,7 +180,7 @@ def smol(tmp_path):  # type: ignore[no-untyped-def]
 def test_every_cell_of_the_list_is_there(tmp_path) -> None:  # type: ignore[no-untyped-def]
     names = [cell.name for cell in cells.all_cells(smol(tmp_path))]
     assert {"start", "mixed", "prefix", "prefill 8192", "decode B=64 ctx 2048"} <= set(names)
-    assert len(names) == 1 + 4 + 14 + 2 + 3
+    assert len(names) == 1 + 4 + 14 + 6 + 2 + 3
     longest = next(c for c in cells.all_cells(smol(tmp_path)) if c.name == "prefill 8192")
     assert longest.longest <= 8192  # the model's last position, the new token's included
     kinds = {cell.kind for cell in cells.all_cells(smol(tmp_path), quick=True)}
@@ -190,7 +190,12 @@ def test_every_cell_of_the_list_is_there(tmp_path) -> None:  # type: ignore[no-u
 def test_cells_are_chosen_by_whole_words(tmp_path) -> None:  # type: ignore[no-untyped-def]
     every = cells.all_cells(smol(tmp_path))
     chosen = cells.choose_cells(every, ["decode B=1", "start"])
-    assert [c.name for c in chosen] == ["start", "decode B=1 ctx 256", "decode B=1 ctx 2048"]
+    assert [c.name for c in chosen] == [
+        "start",
+        "decode B=1 ctx 256",
+        "decode B=1 ctx 2048",
+        "decode B=1 ctx 128",
+    ]
     with pytest.raises(ValueError, match="no cell is named 'decode B=3'"):
         cells.choose_cells(every, ["decode B=3"])
 

@@ -15,7 +15,7 @@ from benchmarks import machine, plots, random_model
 from benchmarks.cells import Cell, Request
 from benchmarks.hf_folder import halves_apart, to_bf16
 from benchmarks.models import SHAPES, all_models, is_present
-from benchmarks.peers import llama_server
+from benchmarks.peers import llama_server, yardstick
 from benchmarks.peers.base import Limits
 from benchmarks.peers.llama_cpp import LlamaCpp, parse_batched_bench, parse_bench
 from benchmarks.peers.worker_engine import WorkerEngine
@@ -45,6 +45,27 @@ def test_bench() -> None:
     assert parse_bench(json.dumps([row]), 512) == 218.3
     with pytest.raises(ProgramError, match="0 rows"):
         parse_bench(json.dumps([row]), 128)
+
+
+def test_yardstick() -> None:
+    """Its line of one sequence is not that of sixteen, and a cell of its own it must have."""
+    out = "pp512: best 2600 med 2540 t/s\nB=1 ctx128-256: best 500 med 472 t/s\n"
+    prefill = Cell(name="prefill 512", kind="prefill", tokens=512)
+    assert yardstick.parse_bench(out, prefill) == 2540
+    one, sixteen, longer = (
+        Cell(name="decode", kind="decode", batch=batch, context=context)
+        for batch, context in ((1, 128), (16, 128), (1, 256))
+    )
+    assert yardstick.parse_bench(out, one) == 472
+    with pytest.raises(ProgramError, match="no line"):
+        yardstick.parse_bench(out, sixteen)
+    [engine] = yardstick.Yardstick(Path()).engines(
+        all_models(Path())["smol-Q4_0"],
+        Limits(threads=2, max_num_seqs=8, max_model_len=256, kv_tokens=2048),
+    )
+    assert engine.cannot(prefill) is None
+    assert engine.cannot(sixteen) is None
+    assert engine.cannot(longer) is not None
 
 
 def event(**fields: object) -> bytes:
