@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -212,3 +213,34 @@ def test_no_comment_while_events_flow_or_after_the_end() -> None:
         assert call.sent[-1]["more_body"] is False
 
     asyncio.run(main())
+
+
+def test_who_is_gone_costs_no_reading(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests whose clients left while the loop was busy are dropped with their bodies unread."""
+    from twostep.server import http as http_module
+
+    read: list[bytes] = []
+    real = http_module.decode_body
+
+    def decode(body: bytes, kind: Any) -> Any:
+        read.append(body)
+        return real(body, kind)
+
+    monkeypatch.setattr(http_module, "decode_body", decode)
+    body = json.dumps({"prompt": "gone", "max_tokens": 5, "stream": True}).encode()
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\n"
+    message = head + b"Content-Length: %d\r\n\r\n" % len(body) + body
+    is_busy, go_on = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        is_busy.set()
+        assert go_on.wait(50)
+
+    server.loop.call_soon_threadsafe(hold)
+    assert is_busy.wait(50)
+    for _ in range(20):
+        with server.connect() as sock:
+            sock.sendall(message)
+    go_on.set()
+    assert server.post("/v1/completions", {"prompt": "here", "max_tokens": 1}).status == 200
+    assert [json.loads(one)["prompt"] for one in read] == ["here"]

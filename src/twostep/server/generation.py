@@ -161,10 +161,6 @@ class Generation:
         """All prompts queued; on the way out none of them goes on."""
         streams: list[RequestStream] = []
         try:
-            # The loop looks at its sockets, the watcher starts, the watcher hears: whoever has
-            # gone already costs no tokenizing. A thousand who open and cut are a second of work.
-            for _ in range(3):
-                await asyncio.sleep(0)
             for job in await self._checked_jobs():
                 request_id = f"{self._name}-{self._state.in_flight.next_number()}"
                 try:

@@ -33,6 +33,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._deadline: asyncio.TimerHandle | None = None
         self._expects_bytes = True
         """Whether a request has begun, or must begin, and is not complete."""
+        self._lost = False
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a connection that says nothing is closed."""
@@ -46,6 +47,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the clock."""
         self._disarm()
+        self._lost = True
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -62,7 +64,10 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._expects_bytes = True
         self._header_bytes = 0
-        self.scope["extensions"] = {"twostep.abort": self.transport.abort}  # type: ignore[dict-item]
+        self.scope["extensions"] = {
+            "twostep.abort": self.transport.abort,  # type: ignore[dict-item]
+            "twostep.is_gone": self._is_lost,  # type: ignore[dict-item]
+        }
 
     def on_url(self, url: bytes) -> None:
         """Part of the request line."""
@@ -85,6 +90,9 @@ class HttpProtocol(HttpToolsProtocol):
         """What does not parse as HTTP."""
         if not self.transport.is_closing():
             self._end_with(400, ApiError("invalid_value", "this is not a valid HTTP request"))
+
+    def _is_lost(self) -> bool:
+        return self._lost
 
     def _count_header_bytes(self, count: int) -> None:
         self._header_bytes += count
