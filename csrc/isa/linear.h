@@ -1,18 +1,20 @@
 // Matrix products: how packed weights lie in memory, and the kernels that read them.
 //
 // A weight is cut into panels of `width` outputs (the vector width in floats); outputs that the last
-// panel lacks are zeros. K is cut into groups of 32, as activations are (core/act.h). A panel is
-//     values | scales | supers
-// each contiguous, with groups outermost:
-//     4 bits: values [groups][4][width][4] bytes: byte (j, n, b) holds, for output n, k = 4j + b in
-//             its low and k = 16 + 4j + b in its high nibble (k within the group of 32)
-//     8 bits: values [groups][8][width][4] bytes: byte (j, n, b) is k = 4j + b
-//     BF16:   [groups * 16][width][2], pairs of k; F16 and F32: [groups * 32][width]
-//     scales: fp16 [groups][width], or [groups][2][width]: scale and minimum. k-quants instead keep
-//             the integers of their file: u8 [groups][2][width], scale and minimum, or (Q6_K) s8
-//             [groups][2][width], the scales of the group's halves
-//     supers: k-quants: fp16 [groups / 8][width], or [groups / 8][2][width]: what the integers of a
-//             super-block of 256 are multiplied with
+// panel lacks are zeros. K is cut into groups of 32, as activations are (core/act.h). A panel lies in
+// memory in the very order in which a product reads it, group after group: a processor fetches one
+// stream ahead of its reader, and hardly two that jump. A group is values | scales; where the scales
+// of one are half a vector, two groups are values | scales of both | values. A super-block of eight
+// groups begins with its supers.
+//     4 bits: values [4][width][4] bytes: byte (j, n, b) holds, for output n, k = 4j + b in its low
+//             and k = 16 + 4j + b in its high nibble (k within the group of 32)
+//     8 bits: values [8][width][4] bytes: byte (j, n, b) is k = 4j + b
+//     BF16:   values [16][width][2], pairs of k; F16 and F32: [32][width]
+//     scales: fp16 [width], or [2][width]: scale and minimum. k-quants instead keep the integers of
+//             their file: u8 [2][width], scale and minimum, or (Q6_K) s8 [2][width], the scales of the
+//             group's halves
+//     supers: k-quants: fp16 [width], or [2][width]: what the integers of a super-block of 256 are
+//             multiplied with
 // so weight = (value - zero_point) * scale + minimum, where a k-quant's scale and minimum are products
 // that float32 holds exactly. Four consecutive k for each output is what the byte dot products of x86
 // (vpmaddubsw, vpdpbusd) take in one lane.
@@ -57,17 +59,29 @@ struct KindInfo {
     const int terms = has_min || halves ? 2 : 1;
     return is_quantized() ? static_cast<size_t>(width) * terms * (has_supers ? 1 : 2) : 0;
   }
-  // Of a whole super-block.
-  constexpr size_t super_bytes(int width) const {
-    return has_supers ? static_cast<size_t>(width) * (has_min ? 4 : 2) : 0;
+  // Of a whole super-block: a vector, of which Q6_K fills half.
+  constexpr size_t super_bytes(int width) const { return has_supers ? static_cast<size_t>(width) * 4 : 0; }
+  // Whether the scales of two groups lie together.
+  constexpr bool in_pairs(int width) const { return scale_bytes(width) % (static_cast<size_t>(width) * 4) != 0; }
+  constexpr size_t group_bytes(int width) const { return value_bytes(width) + scale_bytes(width); }
+  // Where things of group g begin in a panel.
+  constexpr size_t values_offset(int width, int g) const {
+    return group_offset(width, g) + (in_pairs(width) && g % 2 ? scale_bytes(width) : 0);
   }
-  constexpr size_t scales_offset(int width, int groups) const { return value_bytes(width) * groups; }
-  constexpr size_t supers_offset(int width, int groups) const {
-    return (value_bytes(width) + scale_bytes(width)) * groups;
+  constexpr size_t scales_offset(int width, int g) const {
+    return group_offset(width, g) + (in_pairs(width) && g % 2 ? 0 : value_bytes(width));
+  }
+  constexpr size_t supers_offset(int width, int g) const {
+    return g / kSuperGroups * (group_bytes(width) * kSuperGroups + super_bytes(width));
   }
   constexpr size_t panel_bytes(int width, int groups) const {
     const size_t supers = super_bytes(width) * (groups / kSuperGroups);
-    return (supers_offset(width, groups) + supers + 63) / 64 * 64;
+    return (group_bytes(width) * groups + supers + 63) / 64 * 64;
+  }
+
+ private:
+  constexpr size_t group_offset(int width, int g) const {
+    return group_bytes(width) * g + super_bytes(width) * (g / kSuperGroups + 1);
   }
 };
 
@@ -118,6 +132,8 @@ struct LinearKernels {
   void (*put_group)(const Act&, int r0, int rows, int m, int g, const float* h);
   // y += scale * x, [n]
   void (*add_scaled)(float* y, const float* x, float scale, int n);
+  // x = x * scale + offset, rounded once; n is a multiple of 16
+  void (*scale_and_shift)(float* x, float scale, float offset, int n);
 };
 
 }  // namespace twostep

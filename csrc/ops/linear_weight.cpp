@@ -63,7 +63,7 @@ void store_u16(uint8_t* p, uint16_t x) { std::memcpy(p, &x, 2); }
 // Lane `lane` of group g of a quantised panel.
 void put_values(Kind kind, int width, uint8_t* panel, int lane, int g, const Group& group) {
   const KindInfo& k = info(kind);
-  uint8_t* values = panel + k.value_bytes(width) * g + lane * 4;
+  uint8_t* values = panel + k.values_offset(width, g) + lane * 4;
   for (int j = 0; j < (k.bits == 4 ? 4 : 8); j++) {
     for (int b = 0; b < 4; b++) {
       uint8_t v = group.q[4 * j + b];
@@ -73,9 +73,9 @@ void put_values(Kind kind, int width, uint8_t* panel, int lane, int g, const Gro
   }
 }
 
-void put_scales(Kind kind, int width, int groups, uint8_t* panel, int lane, int g, const Group& group) {
+void put_scales(Kind kind, int width, uint8_t* panel, int lane, int g, const Group& group) {
   const KindInfo& k = info(kind);
-  uint8_t* scales = panel + k.scales_offset(width, groups) + k.scale_bytes(width) * g;
+  uint8_t* scales = panel + k.scales_offset(width, g);
   if (!k.has_supers) {
     store_u16(scales + lane * 2, group.d);
     if (k.has_min) store_u16(scales + (width + lane) * 2, group.dmin);
@@ -84,8 +84,7 @@ void put_scales(Kind kind, int width, int groups, uint8_t* panel, int lane, int 
   scales[lane] = static_cast<uint8_t>(group.scale[0]);
   scales[width + lane] = k.halves ? static_cast<uint8_t>(group.scale[1]) : group.minimum;
   if (g % kSuperGroups != 0) return;
-  uint8_t* supers =
-      panel + k.supers_offset(width, groups) + k.super_bytes(width) * (g / kSuperGroups);
+  uint8_t* supers = panel + k.supers_offset(width, g);
   store_u16(supers + lane * 2, group.d);
   if (k.has_min) store_u16(supers + (width + lane) * 2, group.dmin);
 }
@@ -96,7 +95,7 @@ void put_quantized_row(Kind kind, Format format, int width, int groups, uint8_t*
   for (int g = 0; g < groups; g++) {
     decode_group(format, row, g, group);
     put_values(kind, width, panel, lane, g, group);
-    put_scales(kind, width, groups, panel, lane, g, group);
+    put_scales(kind, width, panel, lane, g, group);
   }
 }
 
@@ -155,13 +154,20 @@ float float_at(Kind kind, const uint8_t* panel, int width, int lane, int k) {
   return kind == Kind::BF16 ? bf16_to_f32(h) : f16_to_f32(h);
 }
 
-int value_at(Kind kind, const uint8_t* values, int width, int lane, int i) {
-  if (info(kind).bits == 4) {
-    const uint8_t byte = values[(i % 16 / 4 * width + lane) * 4 + i % 4];
-    return i < 16 ? byte & 15 : byte >> 4;
+// The values of a group of one lane, as they lie in memory.
+void unpack_values(Kind kind, const uint8_t* values, int width, int lane, float* out) {
+  const bool nibbles = info(kind).bits == 4;
+  for (int j = 0; j < (nibbles ? 4 : 8); j++) {
+    const uint8_t* bytes = values + (j * width + lane) * 4;
+    for (int b = 0; b < 4; b++) {
+      if (nibbles) {
+        out[4 * j + b] = static_cast<float>(bytes[b] & 15);
+        out[16 + 4 * j + b] = static_cast<float>(bytes[b] >> 4);
+      } else {
+        out[4 * j + b] = static_cast<float>(kind == Kind::S8 ? static_cast<int8_t>(bytes[b]) : bytes[b]);
+      }
+    }
   }
-  const uint8_t byte = values[(i / 4 * width + lane) * 4 + i % 4];
-  return kind == Kind::S8 ? static_cast<int8_t>(byte) : byte;
 }
 
 float half_at(const uint8_t* p, size_t index) {
@@ -174,13 +180,12 @@ float half_at(const uint8_t* p, size_t index) {
 struct ScaleAndOffset {
   float scale, offset;
 };
-ScaleAndOffset scale_at(Kind kind, const uint8_t* panel, int width, int groups, int lane, int g, int h) {
+ScaleAndOffset scale_at(Kind kind, const uint8_t* panel, int width, int lane, int g, int h) {
   const KindInfo& k = info(kind);
-  const uint8_t* scales = panel + k.scales_offset(width, groups) + k.scale_bytes(width) * g;
+  const uint8_t* scales = panel + k.scales_offset(width, g);
   float scale, minimum = 0;
   if (k.has_supers) {
-    const uint8_t* supers =
-        panel + k.supers_offset(width, groups) + k.super_bytes(width) * (g / kSuperGroups);
+    const uint8_t* supers = panel + k.supers_offset(width, g);
     const uint8_t first = scales[h * width + lane];
     scale = half_at(supers, lane) * static_cast<float>(k.halves ? static_cast<int8_t>(first) : first);
     if (k.has_min) minimum = half_at(supers, width + lane) * static_cast<float>(scales[width + lane]);
@@ -191,27 +196,26 @@ ScaleAndOffset scale_at(Kind kind, const uint8_t* panel, int width, int groups, 
   return {scale, k.has_min ? minimum : -static_cast<float>(k.zero_point) * scale};
 }
 
-void unpack_group(Kind kind, const uint8_t* panel, int width, int groups, int lane, int g, float* out) {
+void unpack_group(const LinearKernels& kernels, Kind kind, const uint8_t* panel, int lane, int g,
+                  float* out) {
   const KindInfo& k = info(kind);
-  const uint8_t* values = panel + k.value_bytes(width) * g;
-  const int length = k.halves ? kGroup / 2 : kGroup;
+  const int width = kernels.width, length = k.halves ? kGroup / 2 : kGroup;
+  unpack_values(kind, panel + k.values_offset(width, g), width, lane, out);
   for (int h = 0; h < kGroup / length; h++) {
-    const auto [scale, offset] = scale_at(kind, panel, width, groups, lane, g, h);
-    for (int i = h * length; i < (h + 1) * length; i++) {
-      out[i] = std::fma(static_cast<float>(value_at(kind, values, width, lane, i)), scale, offset);
-    }
+    const auto [scale, offset] = scale_at(kind, panel, width, lane, g, h);
+    kernels.scale_and_shift(out + h * length, scale, offset, length);
   }
 }
 
-constexpr size_t kPrefetchSlack = 4096;  // kernels prefetch beyond the end
+constexpr size_t kPrefetchSlack = 8192;  // kernels prefetch beyond the end
 
 }  // namespace
 
 PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>& parts,
-                           Precision precision, int num_threads, Arena& arena) {
+                           Precision precision, int num_threads, Arena& arena)
+    : PackedWeight(*table.linear) {
   check(parts);
-  const LinearKernels& kernels = *table.linear;
-  width_ = kernels.width;
+  const LinearKernels& kernels = *kernels_;
   k_ = parts[0].k;
   form_ = form_for(kernels, parts, precision);
   std::vector<PackTarget> targets;
@@ -234,7 +238,8 @@ PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>&
 }
 
 GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, const RawPart& up_part,
-                         Precision precision, int num_threads, Arena& arena) {
+                         Precision precision, int num_threads, Arena& arena)
+    : gate(*table.linear), up(*table.linear) {
   check({gate_part, up_part});
   if (gate_part.n != up_part.n) throw std::invalid_argument("gate and up differ in shape");
   const LinearKernels& kernels = *table.linear;
@@ -264,7 +269,6 @@ GatedWeight::GatedWeight(const KernelTable& table, const RawPart& gate_part, con
     w.form_ = form;
     w.n_ = parts[i]->n;
     w.k_ = parts[i]->k;
-    w.width_ = width;
     w.segments_.push_back({targets[i].kind, memory.get() + targets[i].offset, targets[i].panel_bytes,
                            targets[i].unit_stride, 0, parts[i]->n});
   }
@@ -281,7 +285,7 @@ void PackedWeight::unpack_row(int id, float* out) const {
     return;
   }
   for (int g = 0; g < groups(); g++) {  // quantised rows fill whole groups
-    unpack_group(segment->kind, panel, width_, groups(), lane, g, out + g * kGroup);
+    unpack_group(*kernels_, segment->kind, panel, lane, g, out + g * kGroup);
   }
 }
 

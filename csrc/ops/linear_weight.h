@@ -61,13 +61,14 @@ class PackedWeight {
 
  private:
   friend struct GatedWeight;
-  PackedWeight() = default;
+  explicit PackedWeight(const LinearKernels& kernels) : kernels_(&kernels), width_(kernels.width) {}
 
+  const LinearKernels* kernels_;
   std::shared_ptr<uint8_t> memory_;
   size_t bytes_ = 0;
   std::vector<Segment> segments_;
   ActForm form_ = ActForm::F32;
-  int n_ = 0, k_ = 0, width_ = 0;
+  int n_ = 0, k_ = 0, width_;
 };
 
 // The weights of act(x W_gate^T) * (x W_up^T), one shape. Their units alternate in memory where their

@@ -65,7 +65,8 @@ const LinearKernels kTable{
       kExact<Kind::F16>, kExact<Kind::F32>}},
     gate_group,
     put_group_from,
-    add_scaled};
+    add_scaled,
+    scale_and_shift};
 }  // namespace
 extern const LinearKernels* const kLinearKernels;
 const LinearKernels* const kLinearKernels = &kTable;

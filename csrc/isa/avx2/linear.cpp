@@ -24,7 +24,7 @@ template <Kind K>
 struct Int8 {
   static void call(const PanelArgs& a) {
     if constexpr (info(K).bits == 4 || K == Kind::S8) {
-      if (a.rows == 1) return int8_pairs_of_one_row<K>(a);
+      if (a.rows == 1) return int8_panels_of_one_row<K>(a);
     }
     if (a.rows == 1) return int8_panels<K, 1>(a);
     if constexpr (info(K).bits == 4) {
@@ -56,7 +56,8 @@ const LinearKernels kTable{
       Exact<Kind::S8>::call, Exact<Kind::BF16>::call, Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
     gate_group,
     put_group_from,
-    add_scaled};
+    add_scaled,
+    scale_and_shift};
 }  // namespace
 extern const LinearKernels* const kLinearKernels;
 const LinearKernels* const kLinearKernels = &kTable;

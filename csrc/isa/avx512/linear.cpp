@@ -53,7 +53,8 @@ const LinearKernels kTable{
       nullptr, Exact<Kind::BF16>::call, Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
     gate_group,
     put_group_from,
-    add_scaled};
+    add_scaled,
+    scale_and_shift};
 }  // namespace
 extern const LinearKernels* const kLinearKernels;
 const LinearKernels* const kLinearKernels = &kTable;
