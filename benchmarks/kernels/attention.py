@@ -1,6 +1,6 @@
 """Time of paged attention alone, for SmolLM2-135M's shape: 9 heads, 3 KV heads, 64 wide, 30 layers.
 
-python benchmarks/kernels/attention.py [--isa avx2] [--threads 2] [--dtype fp16] [--json]
+python benchmarks/kernels/attention.py [--isa avx2] [--threads 2] [--dtype fp16] [--scatter]
 
 Decode: every sequence adds one token to its context; GB/s counts the KV that a step has to read.
 Prefill: 512 tokens of one sequence behind `position` computed ones; GFLOP/s counts the products
@@ -28,7 +28,9 @@ MAX_POSITION = 8192
 class Bench:
     """All layers' attention, recorded as one plan; the layers share their input."""
 
-    def __init__(self, isa: str, num_threads: int, dtype: str, num_blocks: int) -> None:
+    def __init__(
+        self, isa: str, num_threads: int, dtype: str, num_blocks: int, scatter: bool
+    ) -> None:
         self.device = native.make_device(isa)
         self.dtype = dtype or native.default_kv_dtype(self.device)
         self.num_threads = num_threads
@@ -55,13 +57,16 @@ class Bench:
             self.qkv.numpy().shape, np.float32
         )
 
+        self.ids = np.arange(num_blocks, dtype=np.int32)
         for first in range(1, num_blocks - 31, 32):  # write it all: unwritten pages cost no reading
             self.launch(self.write_plan, 1, 512, 512, first)
+        if scatter:  # as a cache is after a while
+            self.ids[1:] = np.random.default_rng(1).permutation(self.ids[1:])
 
     def launch(self, plan: Any, batch: int, tokens: int, seq_len: int, first_block: int) -> float:
         """Seconds of one step of `batch` sequences with `tokens` new tokens each."""
         blocks = (seq_len + 15) // 16
-        table = np.arange(first_block, first_block + batch * blocks, dtype=np.int32)
+        table = self.ids[first_block : first_block + batch * blocks]
         step = native.make_step(
             self.device, batch * tokens,
             np.arange(0, batch * tokens + 1, tokens, dtype=np.int32),
@@ -115,12 +120,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="")
     parser.add_argument("--repetitions", type=int, default=9)
+    parser.add_argument("--scatter", action="store_true", help="blocks anywhere in the cache")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    bench = Bench(args.isa, args.threads, args.dtype, num_blocks=16 * 256 + 1)
+    bench = Bench(args.isa, args.threads, args.dtype, 16 * 256 + 1, args.scatter)
     results = []
-    for context in (128, 1024, 4096):
-        for batch in (1, 8, 16):
+    for context, batches in ((192, (1, 8, 16, 32)), (1024, (1, 8, 16, 32)), (4096, (1, 8, 16))):
+        for batch in batches:
             results.append(decode(bench, batch, context, args.repetitions))
     for position in (0, 2048):
         results.append(prefill(bench, position, args.repetitions))

@@ -1,7 +1,7 @@
 // Kernels of paged attention: rotate q and k, write a token's KV, attend one segment, merge.
 //
-// The KV of one (layer, KV head) is a pool of blocks of 16 tokens, K and V apart. How a block lies
-// in memory is the instruction set's choice (isa/attention_plain.inc, isa/avx512/attention_pairs.inc);
+// The KV of one (layer, KV head) is a pool of blocks of 16 tokens, K and V apart; where its blocks lie
+// is said by KVPlaces. How a block lies in memory is the instruction set's choice (isa/attention_plain.inc, isa/avx512/attention_pairs.inc);
 // every block has head_dim * 16 elements.
 //
 // The context of a query row is cut at multiples of kSegment positions. One segment gives the row a
@@ -22,6 +22,17 @@ inline constexpr int kSegment = 256;   // positions
 // Floats between two rows of scores: rows are not a multiple of 4096 bytes apart in the L1.
 inline constexpr int kScoreStride = kSegment + 16;
 
+// Where the blocks of a pool lie: those whose ids differ in the last bits only are neighbours.
+inline constexpr uint32_t kNeighbours = 32;
+struct KVPlaces {
+  size_t block_bytes;
+  size_t stride;  // bytes between block 0 and block kNeighbours
+  size_t of(int32_t id) const {
+    const auto i = static_cast<uint32_t>(id);
+    return i / kNeighbours * stride + i % kNeighbours * block_bytes;
+  }
+};
+
 struct RopeArgs {
   const float* cos;  // [rotary_dim / 2], of this position
   const float* sin;
@@ -39,6 +50,9 @@ struct AttentionPartial {
   float* out;  // [rows, head_dim], not yet divided by sum
 };
 
+// Blocks that are fetched ahead of the one at hand, where one token reads its context.
+inline constexpr int kBlocksAhead = 2;
+
 // Query rows that are computed together: `rows / group` consecutive tokens of one request, the
 // first at `position`, each with the `group` query heads that share a KV head. Row r belongs to
 // token r / group.
@@ -53,8 +67,22 @@ struct AttentionTile {
   float* scores;             // scratch [rows, kScoreStride]
   const void* k_blocks;      // pool of this layer and KV head
   const void* v_blocks;
+  KVPlaces places;
   const int32_t* block_ids;  // of the request, by position / 16
   int length = 0;            // above 0: no causal mask, every query sees positions 0 .. length - 1
+
+  const void* k_block(int b) const { return block(k_blocks, b); }
+  const void* v_block(int b) const { return block(v_blocks, b); }
+
+ private:
+  const void* block(const void* pool, int b) const {
+    return static_cast<const char*>(pool) + places.of(block_ids[b]);
+  }
+};
+
+// begin .. end - 1
+struct Range {
+  int begin, end;
 };
 
 // The kernels of one KV data type.

@@ -52,7 +52,9 @@ class Attention final : public Op {
 
   void run(const Step& step, int chunk, int worker) const override {
     const Layer& layer = *layer_;
-    const AttentionTask& task = attention_work(step, layer.shape).tasks[chunk];
+    const std::vector<AttentionTask>& tasks = attention_work(step, layer.shape).tasks;
+    const AttentionTask& task = tasks[chunk];
+    if (static_cast<size_t>(chunk) + 1 < tasks.size()) fetch_first_keys(step, tasks[chunk + 1]);
     const AttentionScratch::Worker& scratch = layer.scratch->worker(worker);
     const AttentionTile tile = pack_tile(step, task, scratch);
     if (task.partial_row < 0) {
@@ -68,6 +70,18 @@ class Attention final : public Op {
   }
 
  private:
+  // What a task reads first, while the one before it is under way: within a task, kernels look ahead.
+  void fetch_first_keys(const Step& step, const AttentionTask& task) const {
+    const KVCache& cache = *layer_->cache;
+    const int32_t* ids = step.block_ids.data() + step.block_starts[task.req];
+    const int first = task.segment_begin * (kSegment / kBlockSize);
+    const int end = std::min(first + kBlocksAhead, (step.seq_lens[task.req] + kBlockSize - 1) / kBlockSize);
+    for (int b = first; b < end; b++) {
+      const char* block = static_cast<char*>(cache.k_blocks(layer_->index, task.kv_head)) + cache.places().of(ids[b]);
+      for (size_t i = 0; i < cache.places().block_bytes; i += 64) __builtin_prefetch(block + i, 0, 2);
+    }
+  }
+
   AttentionTile pack_tile(const Step& step, const AttentionTask& task,
                           const AttentionScratch::Worker& scratch) const {
     const Layer& layer = *layer_;
@@ -84,6 +98,7 @@ class Attention final : public Op {
     tile.scores = scratch.scores;
     tile.k_blocks = cache.k_blocks(layer.index, task.kv_head);
     tile.v_blocks = cache.v_blocks(layer.index, task.kv_head);
+    tile.places = cache.places();
     tile.block_ids = step.block_ids.data() + step.block_starts[task.req];
     cache.layout().pack_q(layer.q->row(task.token) + task.kv_head * tile.group * tile.head_dim,
                           layer.q->width, tile.rows, tile.group, tile.head_dim, scratch.q);

@@ -65,33 +65,36 @@ std::vector<Tile> cut_tiles(const Step& step, const AttentionShape& shape) {
 }
 
 // A tile's tasks, in as many parts as it takes to bring each down to `target` cost.
-void add_tasks(AttentionWork& work, const Tile& tile, int64_t target, int& free_row) {
+void add_tasks(AttentionWork& work, const Tile& tile, int h, int64_t target, int& free_row) {
   const AttentionShape& shape = work.shape;
   const int rows = tile.num_tokens * shape.group, segments = tile.segments();
-  const int rows_needed = rows * segments * shape.num_kv_heads;
+  const int rows_needed = rows * segments;
   int parts = static_cast<int>(std::min<int64_t>((tile.cost + target - 1) / target, segments));
   if (shape.num_threads == 1 || free_row + rows_needed > shape.partial_rows) parts = 1;
-  for (int h = 0; h < shape.num_kv_heads; h++) {
-    AttentionTask task{tile.req, tile.token, tile.num_tokens, h,
-                       tile.span.segment_begin, tile.span.segment_end, -1, tile.cost};
-    if (parts == 1) {
-      work.tasks.push_back(task);
-      continue;
-    }
-    task.partial_row = free_row;
-    free_row += rows * segments;
-    work.merges.push_back(task);
-    task.cost /= parts;
-    for (int p = 0; p < parts; p++) {
-      task.segment_begin = tile.span.segment_begin + segments * p / parts;
-      task.segment_end = tile.span.segment_begin + segments * (p + 1) / parts;
-      work.tasks.push_back(task);
-    }
+  AttentionTask task{tile.req, tile.token, tile.num_tokens, h,
+                     tile.span.segment_begin, tile.span.segment_end, -1, tile.cost};
+  if (parts == 1) {
+    work.tasks.push_back(task);
+    return;
+  }
+  task.partial_row = free_row;
+  free_row += rows_needed;
+  work.merges.push_back(task);
+  task.cost /= parts;
+  for (int p = 0; p < parts; p++) {
+    task.segment_begin = tile.span.segment_begin + segments * p / parts;
+    task.segment_end = tile.span.segment_begin + segments * (p + 1) / parts;
+    work.tasks.push_back(task);
   }
 }
 
-// The longest first, dealt out so that each worker's range (see Stream) has its share of them.
+// The longest first, dealt out so that each worker's range (see Stream) has its share of them; but where
+// they are about as long, neighbours stay neighbours.
 void deal(std::vector<AttentionTask>& tasks, int num_threads) {
+  const auto [least, most] = std::minmax_element(
+      tasks.begin(), tasks.end(),
+      [](const AttentionTask& a, const AttentionTask& b) { return a.cost < b.cost; });
+  if (tasks.empty() || most->cost <= 2 * least->cost) return;
   std::stable_sort(tasks.begin(), tasks.end(),
                    [](const AttentionTask& a, const AttentionTask& b) { return a.cost > b.cost; });
   if (num_threads == 1) return;
@@ -118,7 +121,11 @@ std::shared_ptr<const AttentionWork> make_work(const Step& step, const Attention
   for (const Tile& tile : tiles) total += tile.cost * shape.num_kv_heads;
   const int64_t target = std::max<int64_t>(total / (shape.num_threads * kTasksPerThread), 1);
   int free_row = 0;
-  for (const Tile& tile : tiles) add_tasks(*work, tile, target, free_row);
+  // One head after the other: sequences that grow side by side take blocks in turns, so what lies beside
+  // a block of one is soon read for another.
+  for (int h = 0; h < shape.num_kv_heads; h++) {
+    for (const Tile& tile : tiles) add_tasks(*work, tile, h, target, free_row);
+  }
   deal(work->tasks, shape.num_threads);
   return work;
 }

@@ -59,12 +59,14 @@ class Cache {
   Cache(const KernelTable& table, const Case& c, const Sequence& s)
       : kernels_(*table.attention), layout_(kernels_.layout[static_cast<int>(c.type)]), case_(c), sequence_(s) {
     const size_t block = kBlockSize * c.head_dim * layout_.element_bytes;
-    k_ = Memory(block * s.block_ids.size(), false);
-    v_ = Memory(block * s.block_ids.size(), false);
+    places_ = {block, block * (kNeighbours + 3)};
+    const size_t bytes = places_.stride * (s.block_ids.size() / kNeighbours + 1);
+    k_ = Memory(bytes, false);
+    v_ = Memory(bytes, false);
     std::memset(k_.as<char>(), 0xff, k_.bytes());
     std::memset(v_.as<char>(), 0xff, v_.bytes());
     for (int p = 0; p < c.context; p++) {
-      const size_t at = block * s.block_ids[p / kBlockSize];
+      const size_t at = places_.of(s.block_ids[p / kBlockSize]);
       layout_.write_token(&s.k[p * c.head_dim], &s.v[p * c.head_dim], c.head_dim, k_.as<char>() + at,
                           v_.as<char>() + at, p % kBlockSize);
     }
@@ -79,7 +81,7 @@ class Cache {
     layout_.pack_q(&sequence_.q[first * case_.group * d], case_.group * d, rows, case_.group, d, packed.data());
     const AttentionTile tile{rows, case_.group, d, position, case_.window,
                              case_.softcap * static_cast<float>(kLog2e), packed.data(), scores.data(),
-                             k_.as<char>(), v_.as<char>(), sequence_.block_ids.data(), length};
+                             k_.as<char>(), v_.as<char>(), places_, sequence_.block_ids.data(), length};
     Part total(rows, d), part(rows, d);
     const int begin = case_.window > 0 ? std::max(0, position - case_.window + 1) / kSegment : 0;
     const int end = ((length > 0 ? length : position + count) - 1) / kSegment + 1;
@@ -103,6 +105,7 @@ class Cache {
   const AttentionLayout& layout_;
   const Case& case_;
   const Sequence& sequence_;
+  KVPlaces places_;
   Memory k_, v_;
 };
 

@@ -1,5 +1,6 @@
 #include "isa/attention.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "isa/avx512/vec.h"
