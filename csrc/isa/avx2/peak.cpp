@@ -11,6 +11,7 @@ double int8(int64_t rounds, float* sink) {
   constexpr int kChains = 4, kRun = 8;
   const __m256i ones = _mm256_set1_epi16(1);
   __m256i w[kChains], sum[kChains], a = _mm256_set1_epi8(1);
+#pragma GCC unroll 12
   for (int i = 0; i < kChains; i++) {
     w[i] = _mm256_set1_epi8(static_cast<char>(i));
     sum[i] = _mm256_setzero_si256();
@@ -26,6 +27,7 @@ double int8(int64_t rounds, float* sink) {
 #pragma GCC unroll 4
     for (int i = 0; i < kChains; i++) sum[i] = _mm256_add_epi32(sum[i], _mm256_madd_epi16(part[i], ones));
   }
+#pragma GCC unroll 12
   for (int i = 0; i < kChains; i++) _mm256_storeu_ps(sink + 8 * i, _mm256_castsi256_ps(sum[i]));
   return 2.0 * 32 * kChains * kRun * static_cast<double>(rounds);
 }
@@ -33,6 +35,7 @@ double int8(int64_t rounds, float* sink) {
 double fp32(int64_t rounds, float* sink) {
   constexpr int kChains = 12;  // latency 4 or 5, two a cycle
   __m256 w = _mm256_setzero_ps(), a = _mm256_set1_ps(1), sum[kChains];
+#pragma GCC unroll 12
   for (int i = 0; i < kChains; i++) sum[i] = _mm256_set1_ps(static_cast<float>(i));
   for (int64_t r = 0; r < rounds; r++) {
     asm volatile("" : "+x"(w), "+x"(a));
@@ -40,6 +43,7 @@ double fp32(int64_t rounds, float* sink) {
     for (int i = 0; i < kChains; i++) sum[i] = _mm256_fmadd_ps(w, a, sum[i]);
   }
   __m256 all = sum[0];
+#pragma GCC unroll 12
   for (int i = 1; i < kChains; i++) all = _mm256_add_ps(all, sum[i]);
   _mm256_storeu_ps(sink, all);
   return 2.0 * 8 * kChains * static_cast<double>(rounds);
@@ -51,6 +55,7 @@ double bf16(int64_t rounds, float* sink) {
   const __m256i high = _mm256_set1_epi32(static_cast<int>(0xffff0000u));
   __m256i w = _mm256_setzero_si256();
   __m256 a = _mm256_set1_ps(1), even[kRows], odd[kRows];
+#pragma GCC unroll 12
   for (int i = 0; i < kRows; i++) even[i] = odd[i] = _mm256_set1_ps(static_cast<float>(i));
   for (int64_t r = 0; r < rounds; r++) {
     asm volatile("" : "+x"(w), "+x"(a));
@@ -63,6 +68,7 @@ double bf16(int64_t rounds, float* sink) {
     }
   }
   __m256 all = _mm256_setzero_ps();
+#pragma GCC unroll 12
   for (int i = 0; i < kRows; i++) all = _mm256_add_ps(all, _mm256_add_ps(even[i], odd[i]));
   _mm256_storeu_ps(sink, all);
   return 2.0 * 8 * 2 * kRows * static_cast<double>(rounds);
