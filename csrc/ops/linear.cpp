@@ -6,6 +6,7 @@
 
 #include "isa/rows.h"
 #include "ops/linear_grid.h"
+#include "plan/row_chunks.h"
 
 namespace twostep {
 
@@ -188,11 +189,11 @@ class Embed final : public Op {
   const char* name() const override { return "embed"; }
   int num_chunks(const Step& step) const override {
     check_rows(name(), step.num_tokens, out_.get());
-    return (step.num_tokens + kTokensPerChunk - 1) / kTokensPerChunk;
+    return RowChunks(step.num_tokens).count();
   }
   void run(const Step& step, int chunk, int) const override {
-    const int end = std::min(step.num_tokens, (chunk + 1) * kTokensPerChunk);
-    for (int t = chunk * kTokensPerChunk; t < end; t++) {
+    const RowChunks chunks(step.num_tokens);
+    for (int t = chunks.begin(chunk); t < chunks.end(chunk); t++) {
       float* y = out_->row(t);
       weight_->unpack_row(token(step, t), y);
       for (int i = 0; i < out_->width; i++) y[i] *= scale_;
@@ -200,8 +201,6 @@ class Embed final : public Op {
   }
 
  private:
-  static constexpr int kTokensPerChunk = 4;
-
   int token(const Step& step, int t) const {
     const int row = step.rows[step.req_of_token[t]], position = step.positions[t];
     tokens_->check(row, position, 1);

@@ -8,13 +8,14 @@ namespace twostep {
 
 namespace {
 
-// Rough speed of one thread: only the size of chunks depends on it.
-constexpr double kBytesPerNs = 12, kMacsPerNs = 100;
+// Rough speed of one thread: only the size of chunks depends on it. Factors, for every chunk asks how the
+// work is cut, and a division takes as long as a claim.
+constexpr double kNsPerByte = 1.0 / 12, kNsPerMac = 1.0 / 100;
 // A chunk pays for its claim (some 100 ns) and is still small enough to be stolen late; 256 of them
 // keep many threads busy.
-constexpr double kMinChunkNs = 1500, kMaxChunks = 256;
+constexpr double kChunksPerNs = 1.0 / 1500, kMaxChunks = 256;
 // What a chunk's weights may take of the L2 cache when several tiles read them.
-constexpr double kMaxChunkBytes = 160 << 10;
+constexpr double kChunksPerByte = 1.0 / (160 << 10);
 
 }  // namespace
 
@@ -37,12 +38,12 @@ LinearGrid::LinearGrid(const PackedWeight& weight)
 LinearGrid::Cut LinearGrid::cut(int rows, int tiles, int work) const {
   if (rows == 0) return {0, 0};
   const double bytes = bytes_ * work;
-  const double total = std::max(bytes / kBytesPerNs, macs_ * work * rows / kMacsPerNs);
-  const double wanted = std::max(1.0, std::min(total / kMinChunkNs, kMaxChunks));
-  const double cached = tiles > 1 ? bytes / kMaxChunkBytes : 1.0;
+  const double total = std::max(bytes * kNsPerByte, macs_ * work * rows * kNsPerMac);
+  const double wanted = std::max(1.0, std::min(total * kChunksPerNs, kMaxChunks));
+  const double cached = tiles > 1 ? bytes * kChunksPerByte : 1.0;
   const int units = num_units();
   const int unit_chunks = std::max(1, std::min(units, static_cast<int>(std::max(wanted, cached))));
-  const int tile_chunks = std::max(1, std::min(tiles, static_cast<int>(wanted / unit_chunks)));
+  const int tile_chunks = tiles == 1 ? 1 : std::max(1, std::min(tiles, static_cast<int>(wanted / unit_chunks)));
   return {unit_chunks, tile_chunks};
 }
 

@@ -6,23 +6,21 @@
 #include <string>
 
 #include "isa/rows.h"
+#include "plan/row_chunks.h"
 
 namespace twostep {
 
 namespace {
 
-// Rows of one chunk: small enough to balance, large enough to pay for the claim.
-constexpr int kRowsPerChunk = 8;
-
 class RowOp : public Op {
  public:
   explicit RowOp(RowSet set) : set_(set) {}
   int num_chunks(const Step& step) const override {
-    return (step.num_rows(set_) + kRowsPerChunk - 1) / kRowsPerChunk;
+    return RowChunks(step.num_rows(set_)).count();
   }
   void run(const Step& step, int chunk, int) const override {
-    const int end = std::min(step.num_rows(set_), (chunk + 1) * kRowsPerChunk);
-    for (int m = chunk * kRowsPerChunk; m < end; m++) row(step, m);
+    const RowChunks chunks(step.num_rows(set_));
+    for (int m = chunks.begin(chunk); m < chunks.end(chunk); m++) row(step, m);
   }
   virtual void row(const Step& step, int m) const = 0;
 
