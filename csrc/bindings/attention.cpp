@@ -37,7 +37,7 @@ std::shared_ptr<RopeTable> make_rope_table(FloatMatrix cos, FloatMatrix sin) {
 }
 
 void bind_cache(nb::module_& m) {
-  nb::class_<KVCache>(m, "KVCache", "Pools of KV blocks, [layer][KV head][block]; zeroed, lazy.")
+  nb::class_<KVCache>(m, "KVCache", "Pools of KV blocks of all layers; zeroed, lazy.")
       .def(nb::new_([](const Device& d, int num_layers, int num_kv_heads, int head_dim, int num_blocks,
                        int block_size, const std::string& dtype) {
         return std::make_shared<KVCache>(*d.table, num_layers, num_kv_heads, head_dim, num_blocks,
@@ -45,6 +45,7 @@ void bind_cache(nb::module_& m) {
       }), nb::arg("device"), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
           nb::arg("num_blocks"), nb::arg("block_size") = kBlockSize, nb::arg("dtype") = "bf16")
       .def_prop_ro("nbytes", &KVCache::nbytes)
+      .def_prop_ro("touched_bytes", &KVCache::touched_bytes, "What idle threads took from the system ahead.")
       .def_prop_ro("dtype", [](const KVCache& c) { return kv_type_name(c.type); })
       .def_ro("num_layers", &KVCache::num_layers)
       .def_ro("num_kv_heads", &KVCache::num_kv_heads)

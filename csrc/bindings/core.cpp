@@ -2,6 +2,7 @@
 
 #include "bindings/bindings.h"
 #include "isa/linear.h"
+#include "ops/attention_cache.h"
 #include "parallel/stream.h"
 
 namespace twostep {
@@ -169,6 +170,9 @@ void bind_core(nb::module_& m) {
       }, nb::keep_alive<1, 2>())
       .def("wait", &Stream::wait, nb::call_guard<nb::gil_scoped_release>())
       .def("done", &Stream::done)
+      .def("touch_when_idle", [](Stream& s, std::shared_ptr<KVCache> cache) {
+        s.set_idle_work([cache] { return cache->touch_ahead(); });
+      }, nb::arg("cache"), "Threads without work take the cache's next memory from the system.")
       .def_prop_ro("num_threads", &Stream::num_threads)
       .def_prop_ro("last_ticket", &Stream::last_ticket)
       .def("set_timing", &Stream::set_timing)

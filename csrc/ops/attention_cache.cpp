@@ -1,5 +1,6 @@
 #include "ops/attention_cache.h"
 
+#include <algorithm>
 #include <cstring>
 #include <stdexcept>
 
@@ -89,12 +90,30 @@ KVCache::KVCache(const KernelTable& table, int num_layers_, int num_kv_heads_, i
     throw std::invalid_argument("KV cache: head_dim is " + std::to_string(head_dim) +
                                 ", the kernels need a multiple of 16");
   }
-  block_bytes_ = static_cast<size_t>(kBlockSize) * head_dim * layout().element_bytes;
-  const size_t pool = block_bytes_ * num_layers * num_kv_heads * num_blocks;
-  // Small pages: the first block of a request lies in as many places as there are layers and heads,
-  // and a huge page behind each would be zeroed and held before anything else is stored in it.
-  k_ = Memory(pool, false);
-  v_ = Memory(pool, false);
+  const size_t block = static_cast<size_t>(kBlockSize) * head_dim * layout().element_bytes;
+  places_ = {block, block * kNeighbours * num_kv_heads * 2 * num_layers};
+  memory_ = Memory((num_blocks + kNeighbours - 1) / kNeighbours * places_.stride);
+}
+
+void KVCache::expect(const std::vector<int32_t>& block_ids) {
+  if (block_ids.empty()) return;
+  const int32_t highest = *std::max_element(block_ids.begin(), block_ids.end());
+  const size_t end = (static_cast<size_t>(highest) / kNeighbours + 1) * places_.stride;
+  if (end > used_.load(std::memory_order_relaxed)) used_.store(end, std::memory_order_relaxed);
+}
+
+bool KVCache::touch_ahead() {
+  constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
+  const size_t end = std::min(memory_.bytes(), used_.load(std::memory_order_relaxed) + kBytesAhead);
+  size_t at = touched_.load(std::memory_order_relaxed);
+  while (at < end && !touched_.compare_exchange_weak(at, std::min(at + kHugePage, end))) {
+  }
+  if (at >= end) return false;
+  // Another thread may be writing there: a byte is taken and put back in one.
+  for (size_t i = at; i < std::min(at + kHugePage, end); i += kPage) {
+    __atomic_fetch_or(memory_.as<uint8_t>() + i, uint8_t{0}, __ATOMIC_RELAXED);
+  }
+  return true;
 }
 
 std::shared_ptr<const AttentionScratch> KVCache::scratch(int num_threads, int tile_rows) {

@@ -1,5 +1,6 @@
 // The paged KV cache, and the tables that rotate q and k.
 #pragma once
+#include <atomic>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -39,18 +40,29 @@ class AttentionScratch {
   std::vector<Worker> workers_;
 };
 
-// Pools [layer][KV head][block], K and V apart. Zeroed, and taken from the system page by page as
-// blocks are first written.
+// [num_blocks / kNeighbours][layer][K, V][KV head][kNeighbours]. Zeroed, and taken from the system in
+// huge pages as blocks are first written: what a few blocks hold in all layers lies in a few pages. A fresh
+// page costs more than what is computed in the meantime (in virtual machines up to 4 ms a MiB: a sixth of
+// a prefill), so idle threads touch what will be written next.
 class KVCache {
  public:
+  // What is kept touched beyond the highest block that a step used.
+  static constexpr size_t kBytesAhead = size_t{64} << 20;
+
   // Throws std::invalid_argument for a shape the kernels can't hold, std::bad_alloc.
   KVCache(const KernelTable&, int num_layers, int num_kv_heads, int head_dim, int num_blocks,
           int block_size, KVType);
 
-  void* k_blocks(int layer, int head) const { return at(k_, layer, head); }
-  void* v_blocks(int layer, int head) const { return at(v_, layer, head); }
-  size_t block_bytes() const { return block_bytes_; }
-  size_t nbytes() const { return k_.bytes() + v_.bytes(); }
+  void* k_blocks(int layer, int head) const { return at(2 * layer, head); }
+  void* v_blocks(int layer, int head) const { return at(2 * layer + 1, head); }
+  const KVPlaces& places() const { return places_; }
+  // A step with these blocks comes.
+  void expect(const std::vector<int32_t>& block_ids);
+  // Touches a huge page, if fewer than kBytesAhead are; returns whether it did. From any thread.
+  bool touch_ahead();
+  size_t touched_bytes() const { return touched_.load(std::memory_order_relaxed); }
+  // Of num_blocks blocks; the last neighbours may lack some.
+  size_t nbytes() const { return places_.stride / kNeighbours * num_blocks; }
   const AttentionLayout& layout() const { return kernels.layout[static_cast<int>(type)]; }
   // The scratch for tiles of so many rows; made when first asked for.
   std::shared_ptr<const AttentionScratch> scratch(int num_threads, int tile_rows);
@@ -60,13 +72,14 @@ class KVCache {
   const KVType type;
 
  private:
-  void* at(const Memory& pool, int layer, int head) const {
-    const size_t index = static_cast<size_t>(layer) * num_kv_heads + head;
-    return pool.as<char>() + index * num_blocks * block_bytes_;
+  void* at(int which, int head) const {
+    const size_t index = static_cast<size_t>(which) * num_kv_heads + head;
+    return memory_.as<char>() + index * kNeighbours * places_.block_bytes;
   }
 
-  size_t block_bytes_;
-  Memory k_, v_;
+  KVPlaces places_;
+  Memory memory_;
+  std::atomic<size_t> used_{0}, touched_{0};  // bytes from the start
   std::mutex mutex_;
   std::vector<std::shared_ptr<const AttentionScratch>> scratch_;
 };

@@ -4,12 +4,12 @@
 
 #include "isa/rows.h"
 #include "ops/attention.h"
+#include "plan/row_chunks.h"
 
 namespace twostep {
 
 namespace {
 
-constexpr int kTokensPerChunk = 8;
 constexpr int kMaxHeadDim = 1024;
 
 void check(bool ok, const std::string& what) {
@@ -49,12 +49,13 @@ class RopeCache final : public Op {
                                     std::to_string(spec_.table->max_position) + " positions");
       }
     }
-    return (step.num_tokens + kTokensPerChunk - 1) / kTokensPerChunk;
+    if (layer_ == 0) cache_->expect(step.block_ids);
+    return RowChunks(step.num_tokens).count();
   }
 
   void run(const Step& step, int chunk, int) const override {
-    const int end = std::min(step.num_tokens, (chunk + 1) * kTokensPerChunk);
-    for (int t = chunk * kTokensPerChunk; t < end; t++) token(step, t);
+    const RowChunks chunks(step.num_tokens);
+    for (int t = chunks.begin(chunk); t < chunks.end(chunk); t++) token(step, t);
   }
 
  private:
@@ -77,11 +78,13 @@ class RopeCache final : public Op {
                         spec_.interleaved, 1};
     const float q_scale = query_scale(spec_.scale, spec_.softcap);
     const float* x = qkv_->row(t);
+    const size_t place = cache_->places().of(block);
+    const bool is_next = t > 0 && step.req_of_token[t - 1] == r && position % kBlockSize != 0;
+    if (!is_next && !step.is_cached(t)) fetch(place);
     for (int h = 0; h < heads; h++) {
       rotate(x + h * d, spec_.q_norm.get(), rope, q_scale, q_out_->row(t) + h * d);
     }
     if (step.is_cached(t)) return;
-    const size_t place = block * cache_->block_bytes();
     for (int h = 0; h < kv; h++) {
       float k[kMaxHeadDim];
       rotate(x + (heads + h) * d, spec_.k_norm.get(), rope, 1, k);
@@ -89,6 +92,18 @@ class RopeCache final : public Op {
                                    static_cast<char*>(cache_->k_blocks(layer_, h)) + place,
                                    static_cast<char*>(cache_->v_blocks(layer_, h)) + place,
                                    position % kBlockSize);
+    }
+  }
+
+  // The block of a sequence's first token here. A key goes into every line of it, one store each: they
+  // would be fetched one after the other, and attention reads the block right after.
+  void fetch(size_t place) const {
+    const size_t bytes = cache_->places().block_bytes;
+    for (int h = 0; h < cache_->num_kv_heads; h++) {
+      for (void* pool : {cache_->k_blocks(layer_, h), cache_->v_blocks(layer_, h)}) {
+        const char* block = static_cast<char*>(pool) + place;
+        for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + i);
+      }
     }
   }
 

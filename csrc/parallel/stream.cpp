@@ -181,6 +181,7 @@ void Stream::worker_loop(int worker) {
     for (int spins = 0; epoch_.load(std::memory_order_acquire) == epoch; spins++) {
       pause();
       if ((spins & 255) == 255 && now() - start > kSpinNanoseconds) {
+        if (do_idle_work()) break;
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
         futex_wait(epoch_, epoch);
         sleepers_.fetch_sub(1, std::memory_order_seq_cst);
@@ -188,6 +189,24 @@ void Stream::worker_loop(int worker) {
       }
     }
   }
+}
+
+void Stream::set_idle_work(std::function<bool()> piece) {
+  {
+    std::lock_guard lock(mutex_);
+    idle_work_ = std::make_shared<const std::function<bool()>>(std::move(piece));
+  }
+  epoch_.fetch_add(1);  // whoever sleeps looks again
+  futex_wake_all(epoch_);
+}
+
+bool Stream::do_idle_work() {
+  std::shared_ptr<const std::function<bool()>> piece;
+  {
+    std::lock_guard lock(mutex_);
+    piece = idle_work_;
+  }
+  return piece && (*piece)();
 }
 
 void Stream::run_chunk(Launch& launch, const OpRun& op, int chunk, int worker) {

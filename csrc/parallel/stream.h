@@ -17,6 +17,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -47,6 +48,10 @@ class Stream {
   int num_threads() const { return num_threads_; }
   // Tickets of the last launch made.
   uint64_t last_ticket() const { return last_ticket_; }
+
+  // What the stream's own threads do, piece by piece, before they sleep: a piece returns whether there was
+  // something to do. A launch waits for one piece at most, and only if all threads are at it.
+  void set_idle_work(std::function<bool()> piece);
 
   // Nanoseconds by op of every launch completed since the profile was switched on:
   // {name, total nanoseconds, number of runs}.
@@ -96,6 +101,7 @@ class Stream {
   using LaunchPtr = std::shared_ptr<Launch>;
 
   void worker_loop(int worker);
+  bool do_idle_work();
   LaunchPtr next_launch(uint64_t after);
   void execute(Launch& launch, int worker);
   void run_chunk(Launch& launch, const OpRun& op, int chunk, int worker);
@@ -110,7 +116,8 @@ class Stream {
   const bool caller_joins_;
   std::vector<std::thread> threads_;
 
-  mutable std::mutex mutex_;             // guards queue_, free_, errors_, profile_, spans_
+  mutable std::mutex mutex_;             // guards queue_, free_, errors_, profile_, spans_, idle_work_
+  std::shared_ptr<const std::function<bool()>> idle_work_;
   std::deque<LaunchPtr> queue_;          // not yet complete, oldest first
   std::vector<LaunchPtr> free_;          // to be used again
   std::vector<std::pair<uint64_t, std::string>> errors_;

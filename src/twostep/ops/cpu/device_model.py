@@ -144,6 +144,7 @@ class CpuModel:
             limits.block_size,
             kv_cache_dtype,
         )
+        self.stream.touch_when_idle(self.kv_cache)
         buffers = Buffers(limits.max_num_batched_tokens, limits.max_logits_rows)
 
         def new_ops() -> CpuOps:

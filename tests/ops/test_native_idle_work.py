@@ -1,0 +1,91 @@
+"""Idle threads take the KV cache's next memory from the system, and no more."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from twostep import _native as native
+
+MIB = 1 << 20
+AHEAD = 64 * MIB
+LAYERS, KV_HEADS, HEAD_DIM = 16, 2, 64
+RUN_BYTES = 32 * 2 * LAYERS * KV_HEADS * HEAD_DIM * 16 * 2  # what 32 blocks hold
+
+
+def wait_for_touched(cache: native.KVCache, size: int) -> None:
+    end = time.monotonic() + 50
+    while cache.touched_bytes < size and time.monotonic() < end:
+        time.sleep(0.001)
+    time.sleep(0.05)  # a thread that would go too far has time to
+    assert cache.touched_bytes == size
+
+
+def test_idle_threads_touch_what_is_written_next() -> None:
+    device = native.make_device("")
+    cache = native.KVCache(device, LAYERS, KV_HEADS, HEAD_DIM, 32 * 40, dtype="bf16")
+    stream = native.Stream(2)
+    assert cache.touched_bytes == 0
+    stream.touch_when_idle(cache)
+    wait_for_touched(cache, AHEAD)
+    write(stream, device, cache, block=32 * 3 + 1)
+    wait_for_touched(cache, 4 * RUN_BYTES + AHEAD)
+    write(stream, device, cache, block=1)  # further down: nothing new
+    wait_for_touched(cache, 4 * RUN_BYTES + AHEAD)
+    write(stream, device, cache, block=32 * 39)
+    wait_for_touched(cache, 40 * RUN_BYTES)  # all there is
+
+
+def test_touching_changes_nothing() -> None:
+    """Blocks that were written before idle threads come by keep what they hold."""
+    device = native.make_device("")
+    found = []
+    for touched in (False, True):
+        cache = native.KVCache(device, LAYERS, KV_HEADS, HEAD_DIM, 64, dtype="bf16")
+        stream = native.Stream(2)
+        write(stream, device, cache, block=5)
+        if touched:
+            stream.touch_when_idle(cache)
+            wait_for_touched(cache, 2 * RUN_BYTES)
+        found.append(attend(stream, device, cache, block=5))
+    assert found[0].any()
+    assert np.array_equal(found[0], found[1])
+
+
+def step_of_one_token(device: native.Device, block: int) -> native.Step:
+    none = np.zeros(0, np.int32)
+    return native.make_step(
+        device,
+        1,
+        np.array([0, 1], np.int32),
+        np.array([1], np.int32),
+        np.zeros(1, np.int32),
+        none,
+        none,
+        np.array([[block]], np.int32),
+        16,
+    )
+
+
+def write(stream: native.Stream, device: native.Device, cache: native.KVCache, block: int) -> None:
+    qkv, q = native.Rows(3 * KV_HEADS * HEAD_DIM, 1), native.Rows(KV_HEADS * HEAD_DIM, 1)
+    qkv.numpy()[:] = np.random.default_rng(0).standard_normal(qkv.numpy().shape, np.float32)
+    angles = np.zeros((16, HEAD_DIM // 2), np.float32)
+    rope = native.RopeTable(np.cos(angles), np.sin(angles))
+    plan = native.Plan()
+    native.add_rope_cache(
+        plan, device, cache, 0, qkv, q, rope, num_heads=KV_HEADS, scale=1.0, interleaved=True
+    )
+    stream.wait(stream.launch(plan, step_of_one_token(device, block)))
+
+
+def attend(
+    stream: native.Stream, device: native.Device, cache: native.KVCache, block: int
+) -> np.ndarray:
+    q, out = (native.Rows(KV_HEADS * HEAD_DIM, 1) for _ in range(2))
+    q.numpy()[:] = 1
+    plan = native.Plan()
+    native.add_attention(plan, device, cache, 0, q, num_heads=KV_HEADS, num_threads=2, rows=out)
+    stream.wait(stream.launch(plan, step_of_one_token(device, block)))
+    return out.numpy().copy()
