@@ -17,6 +17,8 @@ from benchmarks.peers.worker_engine import WorkerEngine
 from benchmarks.process import first_output
 
 NAME = "twostep"
+SPARE_BYTES = 64 << 20
+"""Of the KV cache, beyond what the cells need: the peers round up, too."""
 
 
 class Ours:
@@ -42,6 +44,7 @@ class OurEngine(WorkerEngine):
 
     def __init__(self, model: Model, limits: Limits, *, exact: bool = False) -> None:
         path = str(model.gguf or model.hf)
+        kv_bytes = int(1.1 * limits.kv_tokens * model.shape.kv_bytes_per_token) + SPARE_BYTES
         flags = [
             "--threads", str(limits.threads),
             *(["--quantization", model.quantization] if model.quantization else []),
@@ -54,10 +57,11 @@ class OurEngine(WorkerEngine):
             model=model,
             path=path,
             limits=limits,
-            options={"quantization": model.quantization, "exact": exact},
+            options={"quantization": model.quantization, "exact": exact, "kv_bytes": kv_bytes},
             http=HttpServer(
                 lambda port: [
                     sys.executable, "-m", "twostep", "serve", path, "--port", str(port),
+                    "--kv-cache-memory-bytes", str(kv_bytes),
                     "--max-num-seqs", str(limits.max_num_seqs),
                     "--max-model-len", str(limits.max_model_len), *flags,
                 ]
@@ -88,6 +92,7 @@ class Session:
             threads=limits["threads"],
             max_num_seqs=limits["max_num_seqs"],
             max_model_len=limits["max_model_len"],
+            kv_cache_memory_bytes=model["kv_bytes"],
         )
 
     def run(self, requests: list[Request], *, cached: bool, greedy: bool) -> list[dict[str, Any]]:

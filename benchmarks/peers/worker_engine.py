@@ -15,6 +15,8 @@ from benchmarks.peers.base import Limits
 from benchmarks.peers.http_server import HttpServer
 from benchmarks.process import Program, ProgramError
 
+SETTLE_SECONDS = 1.0
+"""An engine's own, between its loading and its first turn: it may have memory to prepare."""
 ALL_KINDS = frozenset({"prefill", "decode", "mixed", "prefix", "http", "start"})
 
 
@@ -133,6 +135,7 @@ class WorkerEngine:
             self._program = Program(self._command, self._environment, piped=True)
             try:
                 talk(self._program, self._load)
+                time.sleep(SETTLE_SECONDS)
             except ProgramError as error:
                 self._broken = f"cannot load the model: {error}"
                 self.close()

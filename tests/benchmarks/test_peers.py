@@ -198,7 +198,7 @@ def engine_of(tmp_path: Path, module: str) -> WorkerEngine:
         limits=Limits(threads=1, max_num_seqs=1, max_model_len=64, kv_tokens=64),
         kinds=frozenset({"decode"}),
         max_batch=1,
-        options={"quantization": None, "exact": False},
+        options={"quantization": None, "exact": False, "kv_bytes": None},
     )
 
 
