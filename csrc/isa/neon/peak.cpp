@@ -10,28 +10,28 @@ constexpr int kChains = 16;  // latency 3 or 4, up to four a cycle
 double int8(int64_t rounds, float* sink) {
   int8x16_t w = vdupq_n_s8(1), a = vdupq_n_s8(1);
   int32x4_t sum[kChains];
-#pragma GCC unroll 12
+#pragma GCC unroll 16
   for (int i = 0; i < kChains; i++) sum[i] = vdupq_n_s32(i);
   for (int64_t r = 0; r < rounds; r++) {
     asm volatile("" : "+w"(w), "+w"(a));  // another vector each time, for all the compiler knows
 #pragma GCC unroll 16
     for (int i = 0; i < kChains; i++) sum[i] = vdotq_s32(sum[i], w, a);
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
   for (int i = 0; i < kChains; i++) vst1q_f32(sink + 4 * i, vreinterpretq_f32_s32(sum[i]));
   return 2.0 * 16 * kChains * static_cast<double>(rounds);
 }
 
 double fp32(int64_t rounds, float* sink) {
   float32x4_t w = vdupq_n_f32(0), a = vdupq_n_f32(1), sum[kChains];
-#pragma GCC unroll 12
+#pragma GCC unroll 16
   for (int i = 0; i < kChains; i++) sum[i] = vdupq_n_f32(static_cast<float>(i));
   for (int64_t r = 0; r < rounds; r++) {
     asm volatile("" : "+w"(w), "+w"(a));
 #pragma GCC unroll 16
     for (int i = 0; i < kChains; i++) sum[i] = vfmaq_f32(sum[i], w, a);
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
   for (int i = 0; i < kChains; i++) vst1q_f32(sink + 4 * i, sum[i]);
   return 2.0 * 4 * kChains * static_cast<double>(rounds);
 }
@@ -41,7 +41,7 @@ double bf16(int64_t rounds, float* sink) {
   constexpr int kRows = kChains / 2;  // that share the widened numbers, as rows of a tile do
   uint16x8_t w = vdupq_n_u16(0);
   float32x4_t a = vdupq_n_f32(1), low[kRows], high[kRows];
-#pragma GCC unroll 12
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; i++) low[i] = high[i] = vdupq_n_f32(static_cast<float>(i));
   for (int64_t r = 0; r < rounds; r++) {
     asm volatile("" : "+w"(w), "+w"(a));
@@ -53,7 +53,7 @@ double bf16(int64_t rounds, float* sink) {
       high[i] = vfmaq_f32(high[i], second, a);
     }
   }
-#pragma GCC unroll 12
+#pragma GCC unroll 16
   for (int i = 0; i < kRows; i++) {
     vst1q_f32(sink + 8 * i, low[i]);
     vst1q_f32(sink + 8 * i + 4, high[i]);
