@@ -7,14 +7,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from benchmarks.cells import BARE_CONTEXT, Cell, Request
+from benchmarks.cells import BARE_BATCHES, BARE_CONTEXT, Cell, Request
 from benchmarks.figures import Answer, Metrics
 from benchmarks.models import Model
 from benchmarks.peers.base import Engine, Limits
 from benchmarks.process import ProgramError, output_of
 
 NAME = "yardstick"
-BATCHES = (1, 2, 4, 8, 16, 32)
 PREFILL = 512
 
 
@@ -55,7 +54,9 @@ class YardstickEngine:
     def cannot(self, cell: Cell) -> str | None:
         """Runs the cells that its ``bench`` prints."""
         is_prefill = cell.kind == "prefill" and cell.tokens == PREFILL
-        is_decode = cell.kind == "decode" and cell.context == BARE_CONTEXT and cell.batch in BATCHES
+        is_decode = (
+            cell.kind == "decode" and cell.context == BARE_CONTEXT and cell.batch in BARE_BATCHES
+        )
         return None if is_prefill or is_decode else "not one of its cells"
 
     def measure(self, cell: Cell, requests: Sequence[Request]) -> tuple[Metrics, list[Answer]]:

@@ -1,7 +1,6 @@
 // Attention over bf16 KV in AMX tiles; the other types, and what is not a product, are AVX-512's.
 #include "isa/attention.h"
 
-#include <algorithm>
 #include <cmath>
 #include <cstring>
 

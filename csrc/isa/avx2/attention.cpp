@@ -1,6 +1,5 @@
 #include "isa/attention.h"
 
-#include <algorithm>
 #include <cmath>
 
 #include "isa/avx2/vec.h"

@@ -15,6 +15,8 @@ from twostep.server.errors import ApiError
 T = TypeVar("T")
 
 JSON = b"application/json"
+EXTENSION = "twostep"
+"""The ASGI extension with the hooks of ``http_protocol.HttpProtocol``."""
 LOOKS = 3
 """Turns of the loop until the end of a connection that lay in its socket is heard, and one more."""
 
@@ -53,10 +55,15 @@ class HttpCall:
 
     def hang_up(self) -> bool:
         """Close the connection without waiting for the client; False if the server cannot."""
-        abort = self.scope.get("extensions", {}).get("twostep.abort")
+        abort = self._hooks().get("abort")
         if abort is not None:
             abort()
         return abort is not None
+
+    def _hooks(self) -> Mapping[str, Callable[[], Any]]:
+        """What our protocol lends beside ASGI; empty under another server."""
+        hooks: Mapping[str, Callable[[], Any]] = self.scope.get("extensions", {}).get(EXTENSION, {})
+        return hooks
 
     async def check_client(self) -> None:
         """Raise ClientGone if the client has closed the connection, as far as the server hears.
@@ -64,7 +71,7 @@ class HttpCall:
         The loop looks at its sockets first. A thousand who open and cut would else be a second of
         work: they are told apart before their bodies are read.
         """
-        is_gone = self.scope.get("extensions", {}).get("twostep.is_gone")
+        is_gone = self._hooks().get("is_gone")
         if is_gone is None:
             return
         for _ in range(LOOKS):

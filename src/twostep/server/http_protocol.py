@@ -10,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 from uvicorn.server import ServerState
 
 from twostep.server.errors import ApiError, overloaded
+from twostep.server.http import EXTENSION
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -64,10 +65,8 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._expects_bytes = True
         self._header_bytes = 0
-        self.scope["extensions"] = {
-            "twostep.abort": self.transport.abort,  # type: ignore[dict-item]
-            "twostep.is_gone": self._is_lost,  # type: ignore[dict-item]
-        }
+        hooks: dict[object, object] = {"abort": self.transport.abort, "is_gone": self._is_lost}
+        self.scope["extensions"] = {EXTENSION: hooks}
 
     def on_url(self, url: bytes) -> None:
         """Part of the request line."""
