@@ -21,6 +21,8 @@
 namespace twostep {
 
 inline constexpr int kGroup = 32;
+// No kernel's tiles are higher.
+inline constexpr int kMaxTileRows = 32;
 
 struct Act {
   ActForm form = ActForm::F32;

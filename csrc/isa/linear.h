@@ -114,9 +114,6 @@ struct PanelArgs {
   bool add;             // y += instead of y =
 };
 
-// No table's tiles are higher.
-inline constexpr int kMaxTileRows = 32;
-
 enum class GateFn : uint8_t { Silu, GeluTanh };
 
 struct LinearKernels {
@@ -126,10 +123,10 @@ struct LinearKernels {
   Kind byte_kind;     // how Q8_0 is packed: U8 or S8
   // Null where a kind can't be read with a form.
   void (*panels[kNumActForms][kNumKinds])(const PanelArgs&);
-  // h = fn(gate) * up, [32]
-  void (*gate_group)(GateFn fn, const float* gate, const float* up, float* h);
-  // Group g of row m, which lies in tile (r0, rows), from 32 values.
-  void (*put_group)(const Act&, int r0, int rows, int m, int g, const float* h);
+  // gate = fn(gate) * up, [n]; n is a multiple of 32
+  void (*gate)(GateFn fn, float* gate, const float* up, int n);
+  // Group g of rows m .. m + count - 1, which lie in tile (r0, rows), from x [count, 32].
+  void (*put_rows)(const Act&, int r0, int rows, int m, int count, int g, const float* x);
   // y += scale * x, [n]
   void (*add_scaled)(float* y, const float* x, float scale, int n);
   // x = x * scale + offset, rounded once; n is a multiple of 16

@@ -24,8 +24,10 @@ struct RowKernels {
   void (*rms_norm)(const RmsNormArgs&, float* y);
   // residual += rms_norm(x) (Gemma 3 norms what it adds).
   void (*rms_norm_add)(const RmsNormArgs&, float* residual);
-  // The same values, written as row m of an activation, in tile (r0, rows).
-  void (*rms_norm_act)(const RmsNormArgs&, const Act&, int r0, int rows, int m);
+  // The same values of `count` rows, at most kMaxTileRows, written as rows m .. m + count - 1 of an
+  // activation, all in tile (r0, rows). x: a pointer for each; that of the arguments is not used.
+  void (*rms_norm_act)(const RmsNormArgs&, const float* const* x, int count, const Act&, int r0, int rows,
+                       int m);
   // Row m of an activation from plain float32.
   void (*put_row)(const float* x, const Act&, int r0, int rows, int m);
   // y += x, [n]

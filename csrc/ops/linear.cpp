@@ -79,6 +79,9 @@ class Linear final : public Op {
       if (softcap_ != 0) cap(chunk, tile);
     }
   }
+  Stretch weights(const Step& step, int first, int end) const override {
+    return grid_.weights(cut(step), step.tiles_of(set_, weight_->act_form()).size(), first, end);
+  }
 
  private:
   LinearGrid::Cut cut(const Step& step) const {
@@ -141,6 +144,9 @@ class GatedLinear final : public Op {
       }
     }
   }
+  Stretch weights(const Step& step, int first, int end) const override {
+    return gate_.weights(cut(step), step.tiles_of(set_, weight_->gate.act_form()).size(), first, end);
+  }
 
  private:
   LinearGrid::Cut cut(const Step& step) const {
@@ -148,7 +154,7 @@ class GatedLinear final : public Op {
   }
   // 32 values of h, which are one group of the next activation, for the rows of a tile.
   void run_unit(const Step& step, const Tiles::Tile& tile, int unit) const {
-    alignas(64) float gate[kMaxTileRows * kGroup], up[kMaxTileRows * kGroup], h[kGroup];
+    alignas(64) float gate[kMaxTileRows * kGroup], up[kMaxTileRows * kGroup];
     const int outputs = gate_.unit_outputs(unit);
     if (outputs < kGroup) {  // behind the width, groups hold zeros
       std::fill_n(gate, tile.rows * kGroup, 0.0f);
@@ -157,14 +163,15 @@ class GatedLinear final : public Op {
     const Act act = act_->act().from_row(tile.r0);
     gate_.run(kernels_, act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false);
     up_.run(kernels_, act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false);
+    kernels_.gate(fn_, gate, up, tile.rows * kGroup);
+    for (const auto& out : acts_) {
+      step.tiles_of(set_, out->act().form).for_each(tile, [&](const Tiles::Tile& to, int m, int count) {
+        kernels_.put_rows(out->act(), to.r0, to.rows, m, count, unit, gate + (m - tile.r0) * kGroup);
+      });
+    }
+    if (!rows_) return;
     for (int r = 0; r < tile.rows; r++) {
-      const int m = tile.r0 + r;
-      kernels_.gate_group(fn_, gate + r * kGroup, up + r * kGroup, h);
-      for (const auto& out : acts_) {
-        const auto& to = step.tiles_of(set_, out->act().form).of_row(m);
-        kernels_.put_group(out->act(), to.r0, to.rows, m, unit, h);
-      }
-      if (rows_) std::copy_n(h, outputs, rows_->row(m) + unit * kGroup);
+      std::copy_n(gate + r * kGroup, outputs, rows_->row(tile.r0 + r) + unit * kGroup);
     }
   }
 

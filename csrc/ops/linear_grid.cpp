@@ -56,6 +56,14 @@ LinearGrid::Chunk LinearGrid::chunk(const Cut& cut, int tiles, int index) const 
           part(tiles, t, cut.tile_chunks), part(tiles, t + 1, cut.tile_chunks)};
 }
 
+Stretch LinearGrid::weights(const Cut& cut, int tiles, int first, int end) const {
+  if (first >= end) return {};
+  const Unit& from = units_[chunk(cut, tiles, first).first_unit];
+  const Unit& to = units_[chunk(cut, tiles, end - 1).end_unit - 1];
+  return {reinterpret_cast<const char*>(from.panel),
+          reinterpret_cast<const char*>(to.panel + segments_[to.segment].unit_stride)};
+}
+
 void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int first, int end,
                      float* y, size_t y_stride, const float* bias, bool add) const {
   const int origin = units_[first].first;

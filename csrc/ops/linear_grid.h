@@ -3,7 +3,7 @@
 #include <vector>
 
 #include "ops/linear_weight.h"
-#include "plan/step.h"
+#include "plan/op.h"
 
 namespace twostep {
 
@@ -29,6 +29,9 @@ class LinearGrid {
   int num_units() const { return static_cast<int>(units_.size()); }
   int unit_outputs(int unit) const { return units_[unit].outputs; }
   int unit_first(int unit) const { return units_[unit].first; }
+
+  // The weights of chunks first .. end - 1; with those of the other of a gated pair, where they alternate.
+  Stretch weights(const Cut& cut, int tiles, int first, int end) const;
 
   // y[m][0 ..] = outputs of units [first, end) for the rows of one tile; y_stride floats from row to
   // row, `act` seen from the tile's first row. `bias` is the whole vector or null.

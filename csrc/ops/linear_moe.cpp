@@ -215,15 +215,16 @@ class MoeGated final : public MoeOp {
 
  private:
   void run_unit(const Moe::Tile& tile, int unit) const {
-    alignas(64) float gate[kMaxTileRows * kGroup] = {}, up[kMaxTileRows * kGroup] = {}, h[kGroup];
+    alignas(64) float gate[kMaxTileRows * kGroup] = {}, up[kMaxTileRows * kGroup] = {};
     const Expert& expert = moe_->experts[tile.expert];
     const Act act = moe_->gathered.act().from_row(tile.r0);
     expert.gate.run(moe_->kernels, act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false);
     expert.up.run(moe_->kernels, act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false);
-    for (int r = 0; r < tile.rows; r++) {
-      moe_->kernels.gate_group(moe_->spec.fn, gate + r * kGroup, up + r * kGroup, h);
+    moe_->kernels.gate(moe_->spec.fn, gate, up, tile.rows * kGroup);
+    for (int r = 0, count; r < tile.rows; r += count) {
       const Moe::Tile& to = down_tile(tile, tile.r0 + r);
-      moe_->kernels.put_group(moe_->hidden.act(), to.r0, to.rows, tile.r0 + r, unit, h);
+      count = std::min(tile.rows - r, to.r0 + to.rows - (tile.r0 + r));
+      moe_->kernels.put_rows(moe_->hidden.act(), to.r0, to.rows, tile.r0 + r, count, unit, gate + r * kGroup);
     }
   }
   // The tile of the next product that holds this pair: its form may allow another height.

@@ -12,56 +12,74 @@ namespace twostep {
 
 namespace {
 
+using Acts = std::vector<std::shared_ptr<ActBuffer>>;
+
+// One row after the other. Where they become activations, a chunk is a tile of the first: its rows share
+// cache lines (scales lie side by side), which two threads would take from each other with every store.
 class RowOp : public Op {
  public:
-  explicit RowOp(RowSet set) : set_(set) {}
+  explicit RowOp(RowSet set, Acts acts = {}) : set_(set), acts_(std::move(acts)) {}
   int num_chunks(const Step& step) const override {
-    return RowChunks(step.num_rows(set_)).count();
+    return acts_.empty() ? RowChunks(step.num_rows(set_)).count() : tiles(step).size();
   }
   void run(const Step& step, int chunk, int) const override {
-    const RowChunks chunks(step.num_rows(set_));
-    for (int m = chunks.begin(chunk); m < chunks.end(chunk); m++) row(step, m);
+    if (acts_.empty()) {
+      const RowChunks chunks(step.num_rows(set_));
+      for (int m = chunks.begin(chunk); m < chunks.end(chunk); m++) row(step, m);
+    } else {
+      const Tiles::Tile& tile = tiles(step).tiles[chunk];
+      for (int m = tile.r0; m < tile.r0 + tile.rows; m++) row(step, m);
+    }
   }
   virtual void row(const Step& step, int m) const = 0;
 
  protected:
+  const Tiles& tiles(const Step& step) const { return step.tiles_of(set_, acts_[0]->act().form); }
+
   const RowSet set_;
+  const Acts acts_;
 };
 
 class RmsNorm final : public RowOp {
  public:
   RmsNorm(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
-          float eps, RowSet set, bool gather, std::shared_ptr<Rows> rows,
-          std::vector<std::shared_ptr<ActBuffer>> acts)
-      : RowOp(set),
+          float eps, RowSet set, bool gather, std::shared_ptr<Rows> rows, Acts acts)
+      : RowOp(set, std::move(acts)),
         kernels_(*table.rows),
         x_(std::move(x)),
         weight_(std::move(weight)),
         eps_(eps),
         gather_(gather),
-        rows_(std::move(rows)),
-        acts_(std::move(acts)) {
+        rows_(std::move(rows)) {
     if (weight_->size != x_->width) throw std::invalid_argument("rms_norm: weight and row differ in width");
   }
   const char* name() const override { return "rms_norm"; }
-  void row(const Step& step, int m) const override {
-    const int source = gather_ ? step.logits_indices[m] : m;
-    const RmsNormArgs args{x_->row(source), weight_->data, x_->width, eps_};
+  void run(const Step& step, int chunk, int worker) const override {
+    if (acts_.empty()) return RowOp::run(step, chunk, worker);
+    const Tiles::Tile& tile = tiles(step).tiles[chunk];
+    const float* x[kMaxTileRows];
+    for (int r = 0; r < tile.rows; r++) x[r] = source(step, tile.r0 + r);
     for (const auto& act : acts_) {
-      const auto& tile = step.tiles_of(set_, act->act().form).of_row(m);
-      kernels_.rms_norm_act(args, act->act(), tile.r0, tile.rows, m);
+      step.tiles_of(set_, act->act().form).for_each(tile, [&](const Tiles::Tile& to, int m, int count) {
+        kernels_.rms_norm_act(args(nullptr), x + (m - tile.r0), count, act->act(), to.r0, to.rows, m);
+      });
     }
-    if (rows_) kernels_.rms_norm(args, rows_->row(m));
+    if (rows_) RowOp::run(step, chunk, worker);
+  }
+  void row(const Step& step, int m) const override {
+    kernels_.rms_norm(args(source(step, m)), rows_->row(m));
   }
 
  private:
+  const float* source(const Step& step, int m) const { return x_->row(gather_ ? step.logits_indices[m] : m); }
+  RmsNormArgs args(const float* x) const { return {x, weight_->data, x_->width, eps_}; }
+
   const RowKernels& kernels_;
   std::shared_ptr<Rows> x_;
   std::shared_ptr<Vector> weight_;
   float eps_;
   bool gather_;
   std::shared_ptr<Rows> rows_;
-  std::vector<std::shared_ptr<ActBuffer>> acts_;
 };
 
 class RmsNormAdd final : public RowOp {
@@ -104,8 +122,8 @@ class Add final : public RowOp {
 class PutRows final : public RowOp {
  public:
   PutRows(const KernelTable& table, std::shared_ptr<Rows> x, RowSet set,
-          std::vector<std::shared_ptr<ActBuffer>> acts)
-      : RowOp(set), kernels_(*table.rows), x_(std::move(x)), acts_(std::move(acts)) {}
+          Acts acts)
+      : RowOp(set, std::move(acts)), kernels_(*table.rows), x_(std::move(x)) {}
   const char* name() const override { return "put_rows"; }
   void row(const Step& step, int m) const override {
     for (const auto& act : acts_) {
@@ -117,22 +135,20 @@ class PutRows final : public RowOp {
  private:
   const RowKernels& kernels_;
   std::shared_ptr<Rows> x_;
-  std::vector<std::shared_ptr<ActBuffer>> acts_;
 };
 
 class LayerNorm final : public RowOp {
  public:
   LayerNorm(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
             std::shared_ptr<Vector> bias, float eps, std::shared_ptr<Rows> rows,
-            std::vector<std::shared_ptr<ActBuffer>> acts)
-      : RowOp(RowSet::Tokens),
+            Acts acts)
+      : RowOp(RowSet::Tokens, std::move(acts)),
         kernels_(*table.rows),
         x_(std::move(x)),
         weight_(std::move(weight)),
         bias_(std::move(bias)),
         eps_(eps),
-        rows_(std::move(rows)),
-        acts_(std::move(acts)) {
+        rows_(std::move(rows)) {
     if (weight_->size != x_->width || bias_->size != x_->width) {
       throw std::invalid_argument("layer_norm: weight or bias and row differ in width");
     }
@@ -153,18 +169,16 @@ class LayerNorm final : public RowOp {
   std::shared_ptr<Vector> weight_, bias_;
   float eps_;
   std::shared_ptr<Rows> rows_;
-  std::vector<std::shared_ptr<ActBuffer>> acts_;
 };
 
 class Gelu final : public RowOp {
  public:
   Gelu(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Rows> rows,
-       std::vector<std::shared_ptr<ActBuffer>> acts)
-      : RowOp(RowSet::Tokens),
+       Acts acts)
+      : RowOp(RowSet::Tokens, std::move(acts)),
         kernels_(*table.rows),
         x_(std::move(x)),
-        rows_(std::move(rows)),
-        acts_(std::move(acts)) {}
+        rows_(std::move(rows)) {}
   const char* name() const override { return "gelu"; }
   void row(const Step& step, int m) const override {
     for (const auto& act : acts_) {
@@ -177,7 +191,6 @@ class Gelu final : public RowOp {
  private:
   const RowKernels& kernels_;
   std::shared_ptr<Rows> x_, rows_;
-  std::vector<std::shared_ptr<ActBuffer>> acts_;
 };
 
 class AddPositions final : public RowOp {
@@ -237,7 +250,7 @@ class ApplyStaged final : public Op {
 std::unique_ptr<Op> make_rms_norm(const KernelTable& table, std::shared_ptr<Rows> x,
                                   std::shared_ptr<Vector> weight, float eps, RowSet set, bool gather,
                                   std::shared_ptr<Rows> rows,
-                                  std::vector<std::shared_ptr<ActBuffer>> acts) {
+                                  Acts acts) {
   return std::make_unique<RmsNorm>(table, std::move(x), std::move(weight), eps, set, gather,
                                    std::move(rows), std::move(acts));
 }
@@ -255,20 +268,20 @@ std::unique_ptr<Op> make_add(const KernelTable& table, std::shared_ptr<Rows> x,
 }
 
 std::unique_ptr<Op> make_put_rows(const KernelTable& table, std::shared_ptr<Rows> x, RowSet set,
-                                  std::vector<std::shared_ptr<ActBuffer>> acts) {
+                                  Acts acts) {
   return std::make_unique<PutRows>(table, std::move(x), set, std::move(acts));
 }
 
 std::unique_ptr<Op> make_layer_norm(const KernelTable& table, std::shared_ptr<Rows> x,
                                     std::shared_ptr<Vector> weight, std::shared_ptr<Vector> bias,
                                     float eps, std::shared_ptr<Rows> rows,
-                                    std::vector<std::shared_ptr<ActBuffer>> acts) {
+                                    Acts acts) {
   return std::make_unique<LayerNorm>(table, std::move(x), std::move(weight), std::move(bias), eps,
                                      std::move(rows), std::move(acts));
 }
 
 std::unique_ptr<Op> make_gelu(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Rows> rows,
-                              std::vector<std::shared_ptr<ActBuffer>> acts) {
+                              Acts acts) {
   return std::make_unique<Gelu>(table, std::move(x), std::move(rows), std::move(acts));
 }
 

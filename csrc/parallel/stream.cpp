@@ -22,6 +22,11 @@ constexpr int64_t kSpinNanoseconds = 300'000;
 constexpr int kPausesBeforeYield = 4000;
 // Spans that nobody took: those of failed steps, say. More than any step has launches.
 constexpr size_t kMaxSpans = 4096;
+// How many ops ahead a waiting thread looks for weights, and how much of them it fetches: they must still
+// be in its L2 cache when their turn comes.
+constexpr size_t kOpsToWeights = 6;
+constexpr std::ptrdiff_t kBytesOfWeights = 128 << 10;
+constexpr std::ptrdiff_t kFetchPiece = 512;
 // Ops that are fetched from memory before a launch asks how many chunks they have.
 constexpr size_t kOpsAhead = 12;
 
@@ -229,10 +234,24 @@ void Stream::run_riders(Launch& launch, size_t leader, int worker) {
   }
 }
 
+Stream::Fetch Stream::fetch_behind(const Launch& launch, size_t op, int worker) const {
+  const size_t end = std::min(launch.ops.size(), op + 1 + kOpsToWeights);
+  for (size_t i = op + 1; i < end; i++) {
+    const OpRun& next = launch.ops[i];
+    const auto share = [&](int w) { return static_cast<int>(static_cast<int64_t>(next.chunks) * w / num_threads_); };
+    Stretch weights = next.op->weights(*launch.step, share(worker), share(worker + 1));
+    if (weights.begin == weights.end) continue;
+    weights.end = std::min(weights.end, weights.begin + kBytesOfWeights);
+    return {i, weights};
+  }
+  return {end - 1, {}};
+}
+
 // Takes part in all remaining ops; returns when every one of them is complete.
 void Stream::execute(Launch& launch, int worker) {
   const bool timed = !launch.op_end.empty();
   const size_t n = launch.ops.size();
+  Fetch fetch;
   for (size_t i = static_cast<size_t>(launch.current_op.load(std::memory_order_acquire)); i < n;
        i += 1 + static_cast<size_t>(launch.ops[i].riders)) {
     const OpRun& op = launch.ops[i];
@@ -267,7 +286,11 @@ void Stream::execute(Launch& launch, int worker) {
       continue;
     }
     for (int spins = 0; done.load(std::memory_order_acquire) < complete;) {
-      if (++spins < kPausesBeforeYield) {
+      if (fetch.op <= i) fetch = fetch_behind(launch, i, worker);
+      if (fetch.rest.begin < fetch.rest.end) {
+        for (std::ptrdiff_t b = 0; b < kFetchPiece; b += 64) __builtin_prefetch(fetch.rest.begin + b, 0, 2);
+        fetch.rest.begin += kFetchPiece;
+      } else if (++spins < kPausesBeforeYield) {
         pause();
       } else {
         sched_yield();

@@ -10,6 +10,9 @@
 // the others. An op is complete when all CHUNKS are done, not when all threads arrived: a thread
 // that lost its core and holds no chunk stalls nobody, and a late joiner finds its place.
 //
+// A thread that waits for an op to be completed fetches what it will read next: the weights of the next
+// product. While norms and attention compute, memory would idle, and memory paces a step of few rows.
+//
 // An op of a single chunk (the norms and the rotation of a few tokens) has nothing to share: whoever
 // completes the op in front of it runs it as well, and the others wait once instead of twice.
 #pragma once
@@ -100,12 +103,19 @@ class Stream {
   };
   using LaunchPtr = std::shared_ptr<Launch>;
 
+  // What a thread fetches while it waits.
+  struct Fetch {
+    size_t op = 0;  // the op whose weights these are, or the last one that was looked at in vain
+    Stretch rest;
+  };
+
   void worker_loop(int worker);
   bool do_idle_work();
   LaunchPtr next_launch(uint64_t after);
   void execute(Launch& launch, int worker);
   void run_chunk(Launch& launch, const OpRun& op, int chunk, int worker);
   void run_riders(Launch& launch, size_t leader, int worker);
+  Fetch fetch_behind(const Launch& launch, size_t op, int worker) const;
   void finish(const LaunchPtr& launch);
   void note_span(const Launch& launch);
   Counter& counter(Launch& launch, size_t op, int which) const {

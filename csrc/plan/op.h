@@ -4,6 +4,12 @@
 
 namespace twostep {
 
+// Memory that an op is going to read.
+struct Stretch {
+  const char* begin = nullptr;
+  const char* end = nullptr;
+};
+
 class Op {
  public:
   virtual ~Op() = default;
@@ -15,6 +21,9 @@ class Op {
   virtual int num_chunks(const Step& step) const = 0;
   // `worker` is 0 .. num_threads - 1 and indexes per-thread scratch.
   virtual void run(const Step& step, int chunk, int worker) const = 0;
+  // Weights that chunks first .. end - 1 read from memory, in order. Whoever waits for an op in front of
+  // this one fetches some of them meanwhile.
+  virtual Stretch weights(const Step&, int /*first*/, int /*end*/) const { return {}; }
 };
 
 }  // namespace twostep

@@ -1,6 +1,7 @@
 // What one launch works on. Owned by the launch and immutable while it runs: a later step can be
 // prepared, and block tables can change, without disturbing one in flight.
 #pragma once
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -22,6 +23,17 @@ struct Tiles {
   void build(int num_rows, int max_rows);
   int size() const { return static_cast<int>(tiles.size()); }
   const Tile& of_row(int m) const { return tiles[tile_of_row[m]]; }
+  // Calls f(tile, m, count) for every tile that has rows of `other`, which may be cut to another height:
+  // count of them, the first is m.
+  template <class Fn>
+  void for_each(const Tile& other, Fn f) const {
+    for (int m = other.r0, end = other.r0 + other.rows; m < end;) {
+      const Tile& tile = of_row(m);
+      const int count = std::min(end, tile.r0 + tile.rows) - m;
+      f(tile, m, count);
+      m += count;
+    }
+  }
 };
 
 // The two sets of rows that ops work on: every token of the flat batch, or the sampled rows only.

@@ -43,6 +43,31 @@ void test_put_row(const Kernels& kernels, Report& report) {
   }
 }
 
+// Any number of rows of a tile at once, among them one with NaN or infinity, zeros, tiny and huge numbers,
+// gives what each gives alone; rows beside them are left as they are.
+void test_put_rows(const Kernels& kernels, Report& report) {
+  const int rows = kMaxTileRows, groups = 3, g = 1;
+  for (const ActForm form : {ActForm::Q8, ActForm::BF16, ActForm::F32}) {
+    for (int count = 1; count <= rows; count++) {
+      for (const bool broken : {false, true}) {
+        Random random(count);
+        const int m = count == rows ? 0 : 1;
+        const int n = std::min(count, rows - m);
+        auto x = random.values(static_cast<size_t>(n) * kGroup);
+        for (int i = 0; i < kGroup; i++) x[(n / 2) * kGroup + i] *= n % 2 ? 0.0f : 1e-36f;
+        x[(n - 1) * kGroup + 3] = 3e38f;
+        if (broken) x[(n / 3) * kGroup + count] = count % 2 ? NAN : -INFINITY;
+        const ActBuffer got(form, groups * kGroup, rows), want(form, groups * kGroup, rows);
+        kernels.tested.linear->put_rows(got.act(), 0, rows, m, n, g, x.data());
+        for (int r = 0; r < n; r++) {
+          kernels.scalar.linear->put_rows(want.act(), 0, rows, m + r, 1, g, &x[r * kGroup]);
+        }
+        expect_same_act(got.act(), want.act(), rows, "put_rows of " + std::to_string(n), report);
+      }
+    }
+  }
+}
+
 void test_rms_norm(const Kernels& kernels, int width, Report& report) {
   const std::string what = "rms_norm " + std::to_string(width);
   Random random(width);
@@ -72,10 +97,18 @@ void test_rms_norm(const Kernels& kernels, int width, Report& report) {
   report.expect_same(added.data(), plain.data(), width, what + " added");
   for (const ActForm form : {ActForm::Q8, ActForm::BF16, ActForm::F32}) {
     const ActBuffer got(form, width, 1), put(form, width, 1);
-    kernels.tested.rows->rms_norm_act(args, got.act(), 0, 1, 0);
+    const float* rows[] = {args.x};
+    kernels.tested.rows->rms_norm_act(args, rows, 1, got.act(), 0, 1, 0);
     kernels.tested.rows->put_row(y.data(), put.act(), 0, 1, 0);
     expect_same_act(got.act(), put.act(), 1, what + " act", report);
   }
+  // Rows of a tile together, from anywhere and in any order, as each alone.
+  const auto second = random.values(width);
+  const float* rows[] = {second.data(), args.x, second.data(), args.x, args.x};
+  const ActBuffer together(ActForm::Q8, width, 8), alone(ActForm::Q8, width, 8);
+  kernels.tested.rows->rms_norm_act(args, rows, 5, together.act(), 0, 8, 2);
+  for (int r = 0; r < 5; r++) kernels.tested.rows->rms_norm_act(args, rows + r, 1, alone.act(), 0, 8, 2 + r);
+  expect_same_act(together.act(), alone.act(), 8, what + " together", report);
 }
 
 void test_elementwise(const Kernels& kernels, int width, Report& report) {
@@ -156,6 +189,7 @@ void test_gelu(const Kernels& kernels, int width, Report& report) {
 
 void test_rows(const Kernels& kernels, Report& report) {
   test_put_row(kernels, report);
+  test_put_rows(kernels, report);
   for (const int width : kWidths) {
     test_rms_norm(kernels, width, report);
     test_elementwise(kernels, width, report);

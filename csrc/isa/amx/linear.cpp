@@ -17,6 +17,7 @@ namespace {
 using avx512::Dot;
 using avx512::V;
 #include "isa/act.inc"
+#include "isa/avx512/act_rows.inc"
 #include "isa/linear.inc"
 #include "isa/linear_panel.inc"
 #include "isa/linear_int8.inc"
@@ -63,8 +64,8 @@ const LinearKernels kTable{
      {kExact<Kind::U4>, kExact<Kind::U4M>, kExact<Kind::U4K>, kExact<Kind::U5>, kExact<Kind::U5M>,
       kExact<Kind::U5K>, kExact<Kind::U6K>, kExact<Kind::U8>, nullptr, kExact<Kind::BF16>,
       kExact<Kind::F16>, kExact<Kind::F32>}},
-    gate_group,
-    put_group_from,
+    gate,
+    put_rows,
     add_scaled,
     scale_and_shift};
 }  // namespace

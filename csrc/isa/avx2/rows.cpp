@@ -7,6 +7,7 @@
 namespace twostep::avx2 {
 namespace {
 #include "isa/act.inc"
+#include "isa/act_rows.inc"
 #include "isa/rows.inc"
 }  // namespace
 extern const RowKernels* const kRowKernels;

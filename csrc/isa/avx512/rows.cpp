@@ -7,6 +7,7 @@
 namespace twostep::avx512 {
 namespace {
 #include "isa/act.inc"
+#include "isa/avx512/act_rows.inc"
 #include "isa/rows.inc"
 }  // namespace
 extern const RowKernels* const kRowKernels;

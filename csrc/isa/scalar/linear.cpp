@@ -8,6 +8,7 @@
 namespace twostep::scalar {
 namespace {
 #include "isa/act.inc"
+#include "isa/act_rows.inc"
 #include "isa/linear.inc"
 #include "isa/linear_panel.inc"
 #include "isa/linear_int8.inc"
@@ -36,8 +37,8 @@ const LinearKernels kTable{
      {Exact<Kind::U4>::call, Exact<Kind::U4M>::call, Exact<Kind::U4K>::call, Exact<Kind::U5>::call,
       Exact<Kind::U5M>::call, Exact<Kind::U5K>::call, Exact<Kind::U6K>::call, Exact<Kind::U8>::call,
       nullptr, Exact<Kind::BF16>::call, Exact<Kind::F16>::call, Exact<Kind::F32>::call}},
-    gate_group,
-    put_group_from,
+    gate,
+    put_rows,
     add_scaled,
     scale_and_shift};
 }  // namespace

@@ -7,6 +7,7 @@
 namespace twostep::scalar {
 namespace {
 #include "isa/act.inc"
+#include "isa/act_rows.inc"
 #include "isa/rows.inc"
 }  // namespace
 extern const RowKernels* const kRowKernels;
