@@ -18,11 +18,14 @@ struct Layer {
   std::shared_ptr<KVCache> cache;
   int index;
   std::shared_ptr<Rows> q;
+  std::shared_ptr<const Rope> rope;  // may be null
   AttentionSpec spec;
   std::shared_ptr<Rows> rows;  // may be null
   std::vector<std::shared_ptr<ActBuffer>> acts;
   AttentionShape shape;
   std::shared_ptr<const AttentionScratch> scratch;
+
+  bool rotates(const Step& step) const { return rope && step.has_lone_tokens; }
 
   // Divides by the sums and writes a tile's heads to where they are wanted.
   void finish(const Step& step, const AttentionTask& task, const AttentionPartial& total,
@@ -56,13 +59,17 @@ class Attention final : public Op {
     const AttentionTask& task = tasks[chunk];
     if (static_cast<size_t>(chunk) + 1 < tasks.size()) fetch_first_keys(step, tasks[chunk + 1]);
     const AttentionScratch::Worker& scratch = layer.scratch->worker(worker);
+    const AttentionSpan span = tile_span(step, layer.shape, task.req, task.token, task.num_tokens);
+    // Whoever reads the token's own key and value writes them.
+    if (layer.rotates(step) && task.segment_end == span.segment_end) {
+      layer.rope->store(step, task.token, task.kv_head);
+    }
     const AttentionTile tile = pack_tile(step, task, scratch);
     if (task.partial_row < 0) {
       walk(tile, task, scratch);
       layer.finish(step, task, scratch.total, scratch.out);
       return;
     }
-    const AttentionSpan span = tile_span(step, layer.shape, task.req, task.token, task.num_tokens);
     for (int s = task.segment_begin; s < task.segment_end; s++) {
       const int row = task.partial_row + (s - span.segment_begin) * tile.rows;
       layer.cache->layout().attend_segment(tile, s, layer.scratch->partial(row));
@@ -75,11 +82,16 @@ class Attention final : public Op {
     const KVCache& cache = *layer_->cache;
     const int32_t* ids = step.block_ids.data() + step.block_starts[task.req];
     const int first = task.segment_begin * (kSegment / kBlockSize);
-    const int end = std::min(first + kBlocksAhead, (step.seq_lens[task.req] + kBlockSize - 1) / kBlockSize);
-    for (int b = first; b < end; b++) {
-      const char* block = static_cast<char*>(cache.k_blocks(layer_->index, task.kv_head)) + cache.places().of(ids[b]);
+    const int blocks = (step.seq_lens[task.req] + kBlockSize - 1) / kBlockSize;
+    const auto fetch = [&](void* pool, int b) {
+      const char* block = static_cast<char*>(pool) + cache.places().of(ids[b]);
       for (size_t i = 0; i < cache.places().block_bytes; i += 64) __builtin_prefetch(block + i, 0, 2);
-    }
+    };
+    void* keys = cache.k_blocks(layer_->index, task.kv_head);
+    for (int b = first; b < std::min(first + kBlocksAhead, blocks); b++) fetch(keys, b);
+    if (!layer_->rotates(step)) return;
+    fetch(keys, blocks - 1);  // to be written
+    fetch(cache.v_blocks(layer_->index, task.kv_head), blocks - 1);
   }
 
   AttentionTile pack_tile(const Step& step, const AttentionTask& task,
@@ -100,8 +112,13 @@ class Attention final : public Op {
     tile.v_blocks = cache.v_blocks(layer.index, task.kv_head);
     tile.places = cache.places();
     tile.block_ids = step.block_ids.data() + step.block_starts[task.req];
-    cache.layout().pack_q(layer.q->row(task.token) + task.kv_head * tile.group * tile.head_dim,
-                          layer.q->width, tile.rows, tile.group, tile.head_dim, scratch.q);
+    const int first_head = task.kv_head * tile.group;
+    const float* q = layer.q->row(task.token) + first_head * tile.head_dim;
+    if (layer.rotates(step)) {
+      layer.rope->queries(step, task.token, first_head, tile.group, scratch.out);
+      q = scratch.out;
+    }
+    cache.layout().pack_q(q, layer.q->width, tile.rows, tile.group, tile.head_dim, scratch.q);
     return tile;
   }
 
@@ -161,14 +178,17 @@ void check_arguments(const KernelTable& table, const KVCache& cache, int layer, 
 }  // namespace
 
 void add_attention(Plan& plan, const KernelTable& table, std::shared_ptr<KVCache> cache, int layer,
-                   std::shared_ptr<Rows> q, const AttentionSpec& spec, std::shared_ptr<Rows> rows,
-                   std::vector<std::shared_ptr<ActBuffer>> acts) {
+                   std::shared_ptr<Rows> q, std::shared_ptr<const Rope> rope, const AttentionSpec& spec,
+                   std::shared_ptr<Rows> rows, std::vector<std::shared_ptr<ActBuffer>> acts) {
   check_arguments(table, *cache, layer, *q, spec, rows.get(), acts);
+  check(!rope || (&rope->cache() == cache.get() && rope->layer() == layer && rope->num_heads() == spec.num_heads),
+        "rope belongs to another layer");
   const int group = spec.num_heads / cache->num_kv_heads;
   const int tile_tokens = std::max(1, table.attention->tile_rows / group);
   auto ops = std::make_shared<Layer>();
   ops->index = layer;
   ops->q = q;
+  ops->rope = std::move(rope);
   ops->spec = spec;
   ops->shape = {cache->num_kv_heads, group, spec.sliding_window, tile_tokens, spec.num_threads,
                 cache->num_blocks, AttentionScratch::kPartialRows, spec.causal};

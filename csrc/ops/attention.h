@@ -1,30 +1,22 @@
-// Attention over the paged cache, in two ops: rotate q and k and write the step's KV, then attend.
+// Attention over the paged cache, in two ops: rotate q and k and write the step's KV, then attend. Where
+// every request has one token, attention does both: each task rotates the few heads that it needs and writes
+// the key and value that nobody else reads, and the threads meet once less in a layer.
 #pragma once
 #include <memory>
 #include <vector>
 
 #include "isa/kernels.h"
 #include "ops/attention_cache.h"
+#include "ops/attention_rope.h"
 #include "ops/rows.h"
 #include "plan/plan.h"
 
 namespace twostep {
 
-struct RopeSpec {
-  int num_heads = 0;
-  float scale = 0;                 // of attention: q_out is q times what the softmax wants
-  float softcap = 0;               // of attention, 0: none
-  std::shared_ptr<RopeTable> table;
-  bool interleaved = false;        // pairs are (2i, 2i + 1), else (i, i + rotary_dim / 2)
-  std::shared_ptr<Vector> q_norm;  // [head_dim] or null: RMSNorm of each head before the rotation
-  std::shared_ptr<Vector> k_norm;
-  float norm_eps = 0;
-};
-
-// qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] -> q_out [T, num_heads * head_dim], and k and v
-// into the tokens' slots of `layer`.
-std::unique_ptr<Op> make_rope_cache(const KernelTable&, std::shared_ptr<KVCache>, int layer,
-                                    std::shared_ptr<Rows> qkv, std::shared_ptr<Rows> q_out, RopeSpec);
+// qkv -> q_out [T, num_heads * head_dim], rotated, and k and v into the tokens' slots. With
+// `leaves_lone_tokens`, a step in which every request has one token is left to an attention that has `rope`.
+std::unique_ptr<Op> make_rope_cache(std::shared_ptr<const Rope> rope, std::shared_ptr<Rows> q_out,
+                                    bool leaves_lone_tokens);
 
 struct AttentionSpec {
   int num_heads = 0;
@@ -35,9 +27,10 @@ struct AttentionSpec {
 };
 
 // Appends the ops that compute softmax(q k^T) v for every token, q from make_rope_cache, into `rows` (float32
-// [T, num_heads * head_dim], may be null) and activations of that width.
+// [T, num_heads * head_dim], may be null) and activations of that width. `rope`, if not null, is used where
+// make_rope_cache leaves lone tokens.
 void add_attention(Plan&, const KernelTable&, std::shared_ptr<KVCache>, int layer,
-                   std::shared_ptr<Rows> q, const AttentionSpec&, std::shared_ptr<Rows> rows,
-                   std::vector<std::shared_ptr<ActBuffer>> acts);
+                   std::shared_ptr<Rows> q, std::shared_ptr<const Rope> rope, const AttentionSpec&,
+                   std::shared_ptr<Rows> rows, std::vector<std::shared_ptr<ActBuffer>> acts);
 
 }  // namespace twostep

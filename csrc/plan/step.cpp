@@ -26,11 +26,13 @@ void Step::derive(const int max_rows[kNumActForms]) {
   num_logits = static_cast<int>(logits_indices.size());
   positions.resize(num_tokens);
   req_of_token.resize(num_tokens);
+  has_lone_tokens = true;
   for (int r = 0; r < num_reqs; r++) {
     const int begin = query_start_loc[r], end = query_start_loc[r + 1];
     if (begin < 0 || end < begin || end > num_tokens || seq_lens[r] < end - begin) {
       throw std::invalid_argument("step: query_start_loc or seq_lens out of range");
     }
+    if (end - begin != 1) has_lone_tokens = false;
     for (int t = begin; t < end; t++) {
       positions[t] = seq_lens[r] - (end - t);
       req_of_token[t] = r;

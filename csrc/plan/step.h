@@ -65,6 +65,7 @@ struct Step {
   // Derived by `derive`:
   std::vector<int32_t> positions;    // [T]
   std::vector<int32_t> req_of_token; // [T]
+  bool has_lone_tokens = false;      // every request has one token
   Tiles tiles[2][kNumActForms];      // [RowSet][ActForm]
   // Derived by attention when it is launched, once for all layers of a kind.
   mutable std::mutex attention_mutex;

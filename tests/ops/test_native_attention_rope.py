@@ -26,8 +26,9 @@ class RopeMachine:
     """Rotates, then attends in float32."""
 
     def __init__(
-        self, isa: str, head_dim: int, tables: tuple[Any, Any], *, num_threads: int = 1, **spec: Any
-    ) -> None:
+        self, isa: str, head_dim: int, tables: tuple[Any, Any], *,
+        num_threads: int = 1, sliding_window: int = 32, in_attention: bool = False, **spec: Any,
+    ) -> None:  # fmt: skip
         self.device = native.make_device(isa)
         self.head_dim = head_dim
         width = HEADS * head_dim
@@ -35,13 +36,13 @@ class RopeMachine:
         self.qkv = native.Rows(width + 2 * KV_HEADS * head_dim, 64)
         self.q, self.out = native.Rows(width, 64), native.Rows(width, 64)
         self.plan = native.Plan()
-        native.add_rope_cache(
+        rope = native.add_rope_cache(
             self.plan, self.device, cache, 0, self.qkv, self.q, native.RopeTable(*tables),
-            num_heads=HEADS, scale=head_dim**-0.5, **spec,
+            num_heads=HEADS, scale=head_dim**-0.5, leaves_lone_tokens=in_attention, **spec,
         )  # fmt: skip
         native.add_attention(
-            self.plan, self.device, cache, 0, self.q,
-            num_heads=HEADS, num_threads=num_threads, rows=self.out, sliding_window=32,
+            self.plan, self.device, cache, 0, self.q, rope=rope if in_attention else None,
+            num_heads=HEADS, num_threads=num_threads, rows=self.out, sliding_window=sliding_window,
         )  # fmt: skip
         self.stream = native.Stream(num_threads)
 
@@ -66,6 +67,18 @@ class RopeMachine:
         shape = count, HEADS, self.head_dim
         q, out = (rows.numpy()[:count].reshape(shape) for rows in (self.q, self.out))
         return q / (LOG2E * self.head_dim**-0.5), out.copy()
+
+    def decode(self, qkv: np.ndarray, blocks: np.ndarray, length: int) -> np.ndarray:
+        """Attention of one token of each of len(qkv) requests, each `length` long with it."""
+        count = len(qkv)
+        self.qkv.numpy()[:count] = qkv
+        step = native.make_step(
+            self.device, count, np.arange(count + 1, dtype=np.int32),
+            np.full(count, length, np.int32), np.arange(count, dtype=np.int32), NO_INTS, NO_INTS,
+            blocks, 16,
+        )  # fmt: skip
+        self.stream.wait(self.stream.launch(self.plan, step))
+        return self.out.numpy()[:count].copy()
 
 
 def random_qkv(count: int, head_dim: int, seed: int) -> np.ndarray:
@@ -178,3 +191,27 @@ def test_cached_positions_are_read_and_not_written(isa: str) -> None:
             kept.device, 1, np.asarray([0, 1], np.int32), np.ones(1, np.int32),
             np.zeros(1, np.int32), NO_INTS, NO_INTS, np.ones((1, 1), np.int32), 16,
         ).keep_cached(1, 1)  # fmt: skip
+
+
+@pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("sliding_window", [0, 32])
+@pytest.mark.parametrize(("num_reqs", "length"), [(1, 700), (5, 90), (40, 40)])
+def test_lone_tokens_rotated_in_attention_give_the_bytes_of_two_ops(
+    isa: str, sliding_window: int, num_reqs: int, length: int
+) -> None:
+    """One request has its segments spread over the threads, many have a task per KV head."""
+    tables = rope_tables(RopeConfig(theta=10000.0, rotary_dim=64), MAX_POSITION)
+    rng = np.random.default_rng(num_reqs)
+    weights = [native.Vector(rng.uniform(0.5, 1.5, 64).astype(np.float32)) for _ in "qk"]
+    apart, inside = (
+        RopeMachine(
+            isa, 64, tables, num_threads=2, sliding_window=sliding_window,
+            in_attention=in_attention, q_norm=weights[0], k_norm=weights[1], norm_eps=1e-5,
+        )
+        for in_attention in (False, True)
+    )  # fmt: skip
+    table = 1 + rng.permutation(num_reqs * -(-length // 16)).astype(np.int32).reshape(num_reqs, -1)
+    for position in range(length):
+        qkv = random_qkv(num_reqs, 64, seed=position)
+        want, got = (machine.decode(qkv, table, position + 1) for machine in (apart, inside))
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))

@@ -251,15 +251,19 @@ class CpuOps:
         q_norm: Any = None,
         k_norm: Any = None,
     ) -> Value:
-        """See ``Ops.attention``: two native ops, since keys must be cached before they are read."""
+        """See ``Ops.attention``: two native ops, since keys must be cached before they are read.
+
+        Where every request has one token, the second does the work of the first as well.
+        """
         qkv.wants_rows = True
         width = spec.num_heads * spec.head_dim
         query = Value(width, RowSet.Tokens, wants_rows=True)
         out = Value(width, RowSet.Tokens)
         mask = {} if spec.causal else {"causal": False}
+        rope: list[Any] = []
 
         def emit_rope(_: Record) -> None:
-            native.add_rope_cache(
+            added = native.add_rope_cache(
                 self.plan,
                 self._device,
                 self._kv_cache,
@@ -274,7 +278,9 @@ class CpuOps:
                 q_norm=q_norm,
                 k_norm=k_norm,
                 norm_eps=spec.qk_norm_eps,
+                leaves_lone_tokens=True,
             )
+            rope.append(added)
 
         def emit_attention(_: Record) -> None:
             native.add_attention(
@@ -284,6 +290,7 @@ class CpuOps:
                 spec.layer,
                 query.rows,
                 num_heads=spec.num_heads,
+                rope=rope[0],
                 sliding_window=spec.sliding_window or 0,
                 softcap=spec.softcap,
                 rows=out.rows,
@@ -293,7 +300,7 @@ class CpuOps:
             )
 
         self._record("rope_cache", [qkv], query, emit_rope)
-        self._record("attention", [query], out, emit_attention, writes_acts=True)
+        self._record("attention", [query, qkv], out, emit_attention, writes_acts=True)
         return out
 
     def moe(
