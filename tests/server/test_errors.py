@@ -439,6 +439,19 @@ def test_503_of_a_full_queue() -> None:
         streams[0].close()
 
 
+def test_who_is_refused_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Refusing must cost next to nothing: a crowd would slow down those who are served."""
+    with live_server(max_num_queued_reqs=1) as server:
+        server.core.stall_after = 0
+        stream = server.open_stream(COMPLETIONS, {"prompt": "Once"})
+        server.wait_until(lambda: server.state.in_flight.queued_reqs == 1)
+        tokenizer = server.state.engine.tokenizer
+        monkeypatch.setattr(tokenizer, "encode", lambda *_: pytest.fail("was tokenized"))
+        for answer in (server.complete(truncate_prompt_tokens=1), server.chat()):
+            check(answer, 503, "server_overloaded", None, "service_unavailable_error")
+        stream.close()
+
+
 def test_504() -> None:
     with live_server(request_timeout=0.3) as server:
         server.core.stall_after = 2

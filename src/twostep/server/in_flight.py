@@ -74,9 +74,15 @@ class InFlight:
         return next(self._numbers)
 
     def admit(self, num_seqs: int, num_tokens: int) -> RequestScope:
-        """A place for a request of so many sequences and prompt tokens; ApiError if there is none.
+        """A place for so many sequences and prompt tokens; ApiError if there is none."""
+        self.check_room(num_seqs, num_tokens)
+        return RequestScope(self, num_seqs, num_tokens, self._timeout)
 
-        A request that is alone is never refused.
+    def check_room(self, num_seqs: int = 1, num_tokens: int = 1) -> None:
+        """Raise ApiError if there is no place for at least so many sequences and prompt tokens.
+
+        A request that is alone is never refused. Endpoints ask before they tokenize: in a crowd
+        whoever is refused must cost nothing.
         """
         most_reqs, most_tokens = self._max_queued_reqs, self._max_queued_tokens
         if self.queued_reqs:
@@ -92,7 +98,6 @@ class InFlight:
                     f"{self.queued_tokens} prompt tokens wait already and no more than "
                     f"{most_tokens} may (--max-num-queued-tokens); come again later"
                 )
-        return RequestScope(self, num_seqs, num_tokens, self._timeout)
 
     def interrupt_all(self, why: Interrupt) -> None:
         """End all of them."""

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
+import secrets
 import time
-import uuid
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -89,7 +89,7 @@ def _request_id(scope: Scope) -> str:
             if REQUEST_ID.fullmatch(text):
                 return text
             break
-    return uuid.uuid4().hex
+    return secrets.token_hex(16)
 
 
 def _router_error(error: HTTPException) -> ApiError:

@@ -3,6 +3,7 @@ they let point here (DNS rebinding)."""
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Sequence
 
@@ -42,6 +43,7 @@ def host_name(header: str) -> str:
     return header.partition(":")[0].rstrip(".").lower()
 
 
+@functools.lru_cache(64)  # the same few names in every request
 def _is_address(name: str) -> bool:
     try:
         ipaddress.ip_address(name)
