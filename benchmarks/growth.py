@@ -5,11 +5,13 @@
 
 Four sweeps through ``LLM.step``, sampling on: decode steps of 1, 2, … sequences with short
 contexts; decode steps of one and of eight sequences behind longer and longer contexts; prompts of
-1, 2, … tokens in one step. Rounds go over all sizes, so that a slow minute touches each of them. A
-size's figure is the median over the rounds of each round's lower quartile: neighbours only add.
+1, 2, … tokens in one step. Rounds go over all sizes in an order of their own, so that a slow minute
+touches any of them. A size's figure is the median over the rounds of each round's lower quartile:
+neighbours only add.
 
 A **cliff** is a size whose step is more than 10 % slower per token than that of the size before;
-tiles of the kernels have their edges there. Written to DIR (default
+tiles of the kernels have their edges there. What looks like one is measured again, in turns with
+the size before, and the median ratio counts. Written to DIR (default
 ``benchmarks/results/DATE-growth``): ``growth.json``, ``growth.md``, and a chart for each model as
 PNG and SVG. Exit code 1 if there is a cliff.
 """
@@ -26,7 +28,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -36,12 +38,18 @@ from twostep.contracts.sampling import RequestOutputKind
 
 CLIFF = 1.10
 """Times the time per token of one token less."""
+SUSPECT = 1.05
+"""From here on a size is measured again."""
+IN_TURNS = 9
+"""Rounds of that."""
 STEPS = 16
 """Timed decode steps of a size in a round."""
 WARM_UP = 3
 SHORT_CONTEXT = 32
 BESIDE = 8
 """Sequences of the second sweep over contexts."""
+COUNT_TOKENS = ("sequences", "prompt")
+"""Sweeps over the number of tokens in a step."""
 SWEEPS = {
     "sequences": "sequences that decode",
     "context": "tokens of context, one sequence decodes",
@@ -57,27 +65,30 @@ class Sweep:
     model: str
     name: str
     ms: dict[int, float]
+    again: dict[int, float]
+    """Time per token as a multiple of the size before, where it was measured in turns."""
 
     @property
     def counts_tokens(self) -> bool:
         """Whether the size is the number of tokens in the step."""
-        return self.name in ("sequences", "prompt")
+        return self.name in COUNT_TOKENS
 
     def jumps(self) -> dict[int, float]:
         """Time per token of each size as a multiple of that of the size before."""
         if not self.counts_tokens:
             return {}
-        return {
-            size: self.ms[size] / size / (self.ms[size - 1] / (size - 1))
-            for size in self.ms
-            if size - 1 in self.ms
-        }
+        return jumps(self.ms) | self.again
 
     def line(self) -> tuple[float, float]:
         """Milliseconds of nothing and of one more, by least squares."""
         sizes = list(self.ms)
         slope, start = statistics.linear_regression(sizes, [self.ms[size] for size in sizes])
         return start, slope
+
+
+def jumps(ms: dict[int, float]) -> dict[int, float]:
+    """Time per token of each size as a multiple of that of the size before."""
+    return {size: ms[size] / size / (ms[size - 1] / (size - 1)) for size in ms if size - 1 in ms}
 
 
 class Bench:
@@ -90,8 +101,10 @@ class Bench:
 
     def decode(self, count: int, context: int) -> list[float]:
         """Milliseconds of steps in which ``count`` sequences decode."""
+        while_others_start = count * context // 64  # steps; those who are first decode meanwhile
         params = SamplingParams(
-            temperature=0.8, top_p=0.95, ignore_eos=True, max_tokens=STEPS + WARM_UP + 20,
+            temperature=0.8, top_p=0.95, ignore_eos=True,
+            max_tokens=STEPS + WARM_UP + 20 + while_others_start,
             output_kind=RequestOutputKind.DELTA,
         )  # fmt: skip
         ids = [self._add(context, params) for _ in range(count)]
@@ -133,7 +146,7 @@ class Bench:
 
 def measure(model: str, args: argparse.Namespace) -> Iterator[Sweep]:
     """All sweeps of a model."""
-    longest = max(args.contexts) + STEPS + WARM_UP + 40
+    longest = max(args.contexts) + 512
     times: dict[str, dict[int, list[float]]] = {name: defaultdict(list) for name in SWEEPS}
     with LLM(
         model,
@@ -145,18 +158,39 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Sweep]:
     ) as llm:
         bench = Bench(llm)
         bench.decode(args.sequences, SHORT_CONTEXT)  # its memory is touched once, unseen
+        run: dict[str, Callable[[int], list[float]]] = {
+            "sequences": lambda count: bench.decode(count, SHORT_CONTEXT),
+            "context": lambda context: bench.decode(1, context),
+            "context of 8": lambda context: bench.decode(BESIDE, context),
+            "prompt": bench.prompt,
+        }
+        cells = [("sequences", count) for count in range(1, args.sequences + 1)]
+        cells += [("context", context) for context in args.contexts]
+        cells += [("context of 8", n) for n in args.contexts if n <= args.most_beside]
+        cells += [("prompt", count) for count in range(1, args.prompt + 1)]
         for number in range(args.rounds):
             show(f"{model}: round {number + 1} of {args.rounds}")
-            for count in range(1, args.sequences + 1):
-                times["sequences"][count].append(quartile(bench.decode(count, SHORT_CONTEXT)))
-            for context in args.contexts:
-                times["context"][context].append(quartile(bench.decode(1, context)))
-                if context <= args.most_beside:
-                    times["context of 8"][context].append(quartile(bench.decode(BESIDE, context)))
-            for count in range(1, args.prompt + 1):
-                times["prompt"][count].append(quartile(bench.prompt(count)))
-    for name, sizes in times.items():
-        yield Sweep(model, name, {size: statistics.median(ms) for size, ms in sizes.items()})
+            for name, size in random.Random(number).sample(cells, len(cells)):
+                times[name][size].append(quartile(run[name](size)))
+        for name, sizes in times.items():
+            ms = {size: statistics.median(sizes[size]) for size in sorted(sizes)}
+            suspects = [size for size, jump in jumps(ms).items() if jump > SUSPECT]
+            again = {}
+            for size in suspects if name in COUNT_TOKENS else []:
+                show(f"{model}: {SWEEPS[name]}: {size} again")
+                again[size] = in_turns(run[name], size)
+            yield Sweep(model, name, ms, again)
+
+
+def in_turns(run: Callable[[int], list[float]], size: int) -> float:
+    """Time per token as a multiple of the size before: the median of rounds of both."""
+    ratios = []
+    for number in range(IN_TURNS):
+        pair = {
+            n: quartile(run(n)) / n for n in ((size, size - 1) if number % 2 else (size - 1, size))
+        }
+        ratios.append(pair[size] / pair[size - 1])
+    return statistics.median(ratios)
 
 
 def quartile(figures: Sequence[float]) -> float:
@@ -254,7 +288,7 @@ def main() -> int:
     parser.add_argument("--sequences", type=int, default=40)
     parser.add_argument("--prompt", type=int, default=100)
     parser.add_argument(
-        "--contexts", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096, 8000]
+        "--contexts", type=int, nargs="+", default=[128, 256, 512, 1024, 2048, 4096, 7600]
     )
     parser.add_argument("--most-beside", type=int, default=2048, metavar="CONTEXT",
                         help="longest context of eight sequences")  # fmt: skip

@@ -594,4 +594,23 @@ BUGS = (
         "    if length > scheduler.max_seq_tokens:",
         in_ci=True,
     ),
+    PlantedBug(
+        "a stream without blocks sends away who was started in the same step",
+        SCHEDULER,
+        "            if step.new_requests:\n",
+        "            if False:\n",
+        in_ci=True,
+    ),
+    PlantedBug(
+        "newcomers go first although a stream is short of blocks",
+        SCHEDULER,
+        "        if self._is_short_of_blocks:\n",
+        "        if False:\n",
+    ),
+    PlantedBug(
+        "after a burst of newcomers streams are left out as well",
+        SCHEDULER,
+        "        self._schedule_running(step, decoding)\n",
+        "",
+    ),
 )

@@ -269,6 +269,7 @@ def _size(
         async_scheduling=options.async_scheduling,
         enable_chunked_prefill=is_chunked,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
+        prefill_burst_tokens=options.prefill_burst_tokens,
     )
     cache_config = CacheConfig(
         num_blocks=sizing.num_blocks,

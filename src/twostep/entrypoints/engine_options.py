@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from twostep.config.engine import (
+    DEFAULT_PREFILL_BURST_TOKENS,
     ConvertType,
     KVCacheDtype,
     LinearPrecision,
@@ -38,6 +39,7 @@ class EngineOptions:
     async_scheduling: bool = True
     scheduling_policy: SchedulingPolicy = "fcfs"
     long_prefill_token_threshold: int = 0
+    prefill_burst_tokens: int = DEFAULT_PREFILL_BURST_TOKENS
     watermark: float = 0.0
     enforce_eager: bool = False
     threads: int | None = None

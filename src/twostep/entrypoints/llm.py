@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from twostep.config.engine import (
+    DEFAULT_PREFILL_BURST_TOKENS,
     ConvertType,
     KVCacheDtype,
     LinearPrecision,
@@ -65,6 +66,7 @@ class LLM:
         async_scheduling: bool = True,
         scheduling_policy: SchedulingPolicy = "fcfs",
         long_prefill_token_threshold: int = 0,
+        prefill_burst_tokens: int = DEFAULT_PREFILL_BURST_TOKENS,
         watermark: float = 0.0,
         enforce_eager: bool = False,
         seed: int = 0,
@@ -98,6 +100,8 @@ class LLM:
             scheduling_policy: ``fcfs`` or ``priority``.
             long_prefill_token_threshold: Most tokens of one prompt in a step while others wait or
                 run, so that their tokens do not wait for all of it; 0 is no cap.
+            prefill_burst_tokens: Most tokens of steps in a row in which prompts go before
+                requests that decode, while many wait and few decode; 0: never.
             watermark: Share of the KV cache, 0 to 1, that stays free when a request is admitted
                 beside others: fewer preemptions.
             enforce_eager: Launch the forward pass op by op instead of as one plan; for debugging.
@@ -128,6 +132,7 @@ class LLM:
             async_scheduling=async_scheduling,
             scheduling_policy=scheduling_policy,
             long_prefill_token_threshold=long_prefill_token_threshold,
+            prefill_burst_tokens=prefill_burst_tokens,
             watermark=watermark,
             enforce_eager=enforce_eager,
             threads=threads,

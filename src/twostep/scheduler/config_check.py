@@ -21,6 +21,11 @@ def check_config(config: SchedulerConfig, cache: CacheConfig) -> None:
             f"long_prefill_token_threshold is {config.long_prefill_token_threshold}: set it to the "
             f"most tokens of one prompt in a step, or to 0 for no cap"
         )
+    if config.prefill_burst_tokens < 0:
+        raise UsageError(
+            f"prefill_burst_tokens is {config.prefill_burst_tokens}: set it to the most tokens in "
+            f"a row for which a crowd of newcomers goes first, or to 0 for never"
+        )
     if not 0 <= cache.watermark < 1:
         raise UsageError(
             f"watermark is {cache.watermark:g}: set it to the share of the KV cache, from 0 to "

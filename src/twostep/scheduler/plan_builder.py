@@ -11,7 +11,8 @@ _NOBODY: frozenset[str] = frozenset()
 class PlanBuilder:
     """Collects who runs how many tokens. Counters of requests are not touched here.
 
-    The lists are parallel and in plan order; running requests come before new ones.
+    The lists are parallel and in plan order. Running requests come before new ones in a plan,
+    whoever was chosen first.
     """
 
     __slots__ = (
@@ -21,7 +22,9 @@ class PlanBuilder:
         "has_structured_requests",
         "new_block_ids",
         "new_reqs",
+        "new_requests",
         "num_computed_tokens",
+        "num_new_tokens",
         "num_output_tokens",
         "num_scheduled_tokens",
         "req_ids",
@@ -42,8 +45,10 @@ class PlanBuilder:
         self.awaits_grammar_tokens = False
         """Whether a structured request of the plan has a token on its way."""
         self.requests: list[Request] = []
-        """Everybody in the plan."""
+        """Running ones; everybody in the plan once it is built."""
+        self.new_requests: list[Request] = []
         self.num_scheduled_tokens: dict[str, int] = {}
+        self.num_new_tokens: dict[str, int] = {}
         self.req_ids: list[str] = []
         self.new_block_ids: list[list[int] | None] = []
         self.num_computed_tokens: list[int] = []
@@ -80,8 +85,8 @@ class PlanBuilder:
 
         ``hit``: tokens whose KV is there already.
         """
-        self.requests.append(request)
-        self.num_scheduled_tokens[request.request_id] = num_tokens
+        self.new_requests.append(request)
+        self.num_new_tokens[request.request_id] = num_tokens
         self.token_budget -= num_tokens
         self.new_reqs.append(
             NewRequestData(
@@ -118,6 +123,8 @@ class PlanBuilder:
         self, total: int, finished_req_ids: set[str], preempted_req_ids: set[str]
     ) -> SchedulerOutput:
         """The finished plan; ``total`` tokens in all."""
+        self.requests += self.new_requests
+        self.num_scheduled_tokens |= self.num_new_tokens
         return SchedulerOutput(
             step_id=self.step_id,
             scheduled_new_reqs=self.new_reqs,

@@ -10,6 +10,7 @@ Both loops do those in place (``plain_until``, ``has_plain_output``) and call a 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from twostep.contracts.outputs import (
@@ -26,6 +27,12 @@ from twostep.scheduler.state import PauseState, SchedulerState
 from twostep.scheduler.step_in_flight import StepInFlight
 from twostep.scheduler.stopping import check_stop
 
+NEWCOMERS_PER_STREAM = 4
+"""A crowd: so many with short prompts wait for their first token for each request that streams."""
+SHORT_PROMPT_STEPS = 2
+"""Steps that a short prompt takes, at most."""
+MAX_CROWD = 32
+"""More of those who wait are not looked at: a queue that never ends is no crowd."""
 _NO_REPLY = "the executor returned no token for this request"
 
 
@@ -41,13 +48,19 @@ class Scheduler(SchedulerState):
         """
         budget = self._token_budget
         step = PlanBuilder(self._next_step_id, budget)
+        newcomers_first = False
         if self.suspects and budget:
             self._schedule_suspect(step)
+        elif newcomers_first := self._is_crowd():
+            self._schedule_newcomers_first(step)
         else:
-            self._schedule_running(step)
+            self._schedule_running(step, self.running.copy())
             if self.waiting and step.may_start_requests:
                 self._schedule_waiting(step)
-        plan = step.build(budget - step.token_budget, self.finished_req_ids, self.preempted_req_ids)
+        total = budget - step.token_budget
+        self._burst_tokens = self._burst_tokens + total if newcomers_first else 0
+        self._is_short_of_blocks = step.awaits_blocks or step.has_preempted
+        plan = step.build(total, self.finished_req_ids, self.preempted_req_ids)
         self._update_after_schedule(plan, step.requests)
         return plan
 
@@ -63,13 +76,51 @@ class Scheduler(SchedulerState):
         assert step.step_id == scheduler_output.step_id, "masks are for the newest plan"
         return grammar_output(scheduler_output, step)
 
-    def _schedule_running(self, step: PlanBuilder) -> None:
+    def _is_crowd(self) -> bool:
+        """Whether newcomers go first: many, compared with those who would wait for them.
+
+        Then until the last of them is through, or else all would wait twice.
+        """
+        if self._burst_tokens >= self._max_burst_tokens or not (self.waiting or self._has_chunks):
+            return False
+        if self._is_short_of_blocks:
+            return False  # they would take what a running request waits for, again and again
+        # A long prompt is no reason: many would wait for one.
+        short = SHORT_PROMPT_STEPS * self.config.max_num_batched_tokens
+        places = self.max_num_running_reqs - len(self.running)
+        newcomers = streams = 0
+        for request in itertools.islice(self.waiting, max(0, min(places, MAX_CROWD))):
+            newcomers += request.num_tokens <= short
+        for request in self.running:
+            if request.is_prefill_chunk:
+                newcomers += request.num_tokens - request.num_computed_tokens <= short
+            else:
+                streams += 1
+        return newcomers >= (1 if self._burst_tokens else max(1, NEWCOMERS_PER_STREAM * streams))
+
+    def _schedule_newcomers_first(self, step: PlanBuilder) -> None:
+        """Prompts, then those that decode with what is left of the budget.
+
+        Many prompts at once are computed in the same time either way. Beside them every stream
+        would crawl, token by slow token, for all of it; so it waits once. And the prompts, which
+        carry nobody along, are through sooner.
+        """
+        prefilling: list[Request] = []
+        decoding: list[Request] = []
+        for request in self.running:
+            (prefilling if request.is_prefill_chunk else decoding).append(request)
+        self._schedule_running(step, prefilling)
+        if self.waiting and step.may_start_requests:
+            self._schedule_waiting(step)
+        self._schedule_running(step, decoding)
+
+    def _schedule_running(self, step: PlanBuilder, running: list[Request]) -> None:
         """Front to back: every running request gets what it needs, while the budget lasts."""
         cap = self._tokens_per_request_cap()
         requests, num_scheduled, req_ids = step.requests, step.num_scheduled_tokens, step.req_ids
         new_block_ids, num_outputs = step.new_block_ids, step.num_output_tokens
         num_computed = step.num_computed_tokens
-        for request in self.running.copy():
+        for request in running:
             if step.token_budget == 0:
                 break
             computed = request.num_computed_tokens
@@ -102,6 +153,9 @@ class Scheduler(SchedulerState):
             num_new = num_known
             new_ids = self.kv_cache_manager.allocate_slots(request, num_new, step.step_id)
         if new_ids is None:
+            if step.new_requests:
+                step.awaits_blocks = True
+                return  # it waits a step: nobody is started and sent away in the same one
             new_ids = self._preempt_for(request, num_new, step)
             if new_ids is None:
                 return
@@ -266,6 +320,7 @@ class Scheduler(SchedulerState):
             elif not self.num_spec_tokens and not request.use_structured_output:
                 slots = self.kv_cache_manager.num_slots(request.request_id)
                 request.plain_until = min(slots, request.max_total_tokens - 1)
+        self._has_chunks = bool(chunks)
         if requests:
             self._in_flight.append(StepInFlight(step_id, requests, chunks))
         self._next_step_id = step_id + 1

@@ -76,6 +76,16 @@ class SchedulerState:
         self._token_budget = scheduler_config.max_num_batched_tokens
         """Of each step; 0 while everything is paused."""
         self._clock = clock
+        # Priorities say who goes first; then numbers do not.
+        self._max_burst_tokens = (
+            scheduler_config.prefill_burst_tokens if scheduler_config.policy == "fcfs" else 0
+        )
+        self._burst_tokens = 0
+        """Of the steps in a row in which newcomers went first."""
+        self._has_chunks = False
+        """Whether the last plan left prompts unfinished."""
+        self._is_short_of_blocks = False
+        """Whether a running request had too few in the last plan."""
         self._next_step_id = 0
         self._in_flight: deque[StepInFlight] = deque()
         """Steps whose results are still to come, the oldest first."""

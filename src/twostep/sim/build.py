@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from twostep.config.engine import CacheConfig, SchedulerConfig, SchedulingPolicy
+from twostep.config.engine import (
+    DEFAULT_PREFILL_BURST_TOKENS,
+    CacheConfig,
+    SchedulerConfig,
+    SchedulingPolicy,
+)
 from twostep.contracts.clock import Clock
 from twostep.contracts.errors import UsageError
 from twostep.contracts.executor import Executor
@@ -47,6 +52,7 @@ def plan_sizes(
     async_scheduling: bool = True,
     enable_chunked_prefill: bool = True,
     long_prefill_token_threshold: int = 0,
+    prefill_burst_tokens: int = DEFAULT_PREFILL_BURST_TOKENS,
 ) -> tuple[SchedulerConfig, KVCacheSizing]:
     """Budgets and KV cache of an engine on this device; None means the device's default.
 
@@ -98,6 +104,7 @@ def plan_sizes(
         async_scheduling=async_scheduling,
         enable_chunked_prefill=enable_chunked_prefill,
         long_prefill_token_threshold=long_prefill_token_threshold,
+        prefill_burst_tokens=prefill_burst_tokens,
     )
     return scheduler_config, sizing
 

@@ -460,6 +460,7 @@ def make_core(
             async_scheduling=config.is_async,
             enable_chunked_prefill=config.chunked_prefill,
             long_prefill_token_threshold=config.long_prefill_threshold,
+            prefill_burst_tokens=config.prefill_burst,
             full_sequence_must_fit=config.full_sequence_must_fit,
         ),
         cache_config=CacheConfig(

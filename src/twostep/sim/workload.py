@@ -43,6 +43,10 @@ def make_case(seed: int, steps: int, *, is_async: bool) -> Case:
     """
     rng = random.Random(f"twostep {seed} {is_async}")
     config = _swarm_config(rng, is_async=is_async)
+    # What came later has a generator of its own: seeds keep their other events.
+    later = random.Random(f"burst {seed} {is_async}")
+    if later.random() < 0.6:
+        config = msgspec.structs.replace(config, prefill_burst=_log_uniform(later, 1, 2048))
     return Case(
         config=config, events=tuple(_Users(rng, config).events(steps)), steps=steps, seed=seed
     )

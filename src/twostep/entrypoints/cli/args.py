@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from twostep.config.engine import DEFAULT_PREFILL_BURST_TOKENS
 from twostep.contracts.errors import UsageError
 from twostep.contracts.sampling import SamplingParams
 from twostep.entrypoints.catalogue import DefaultSampling
@@ -181,6 +182,13 @@ def add_engine_flags(parser: argparse.ArgumentParser) -> None:
         help="most tokens of one prompt in a step beside others (0: no cap)",
     )
     add(
+        "--prefill-burst-tokens",
+        type=size,
+        default=DEFAULT_PREFILL_BURST_TOKENS,
+        metavar="N",
+        help="most prompt tokens in a row that go first while a crowd waits (0: never)",
+    )
+    add(
         "--watermark",
         type=float,
         default=0.0,
@@ -228,6 +236,7 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
         "max_num_batched_tokens",
         "scheduling_policy",
         "long_prefill_token_threshold",
+        "prefill_burst_tokens",
         "watermark",
         "enforce_eager",
         "threads",

@@ -9,6 +9,7 @@ import importlib
 import re
 from typing import TYPE_CHECKING, Any
 
+from twostep.config.engine import DEFAULT_PREFILL_BURST_TOKENS
 from twostep.contracts.errors import UsageError
 from twostep.entrypoints.cli import args as cli_args
 from twostep.entrypoints.cli import console
@@ -57,7 +58,7 @@ def run(argv: list[str]) -> int:
     names = (
         "usage", "max_num_batched_tokens", "max_num_seqs", "max_model_len",
         "gpu_memory_utilization", "kv_cache_memory_bytes", "tensor_parallel_size",
-        "async_scheduling", "long_prefill_token_threshold",
+        "async_scheduling", "long_prefill_token_threshold", "prefill_burst_tokens",
     )  # fmt: skip
     options = {name: getattr(args, name) for name in names}
     config, sizing = plan_sizes(facts, device, **options)
@@ -116,6 +117,8 @@ def make_parser() -> cli_args.Parser:
     add("--max-num-batched-tokens", type=size, metavar="N", help="tokens of one step")
     add("--max-model-len", type=size, metavar="N", help="default: what the model was trained for")
     add("--long-prefill-token-threshold", type=cli_args.size, default=0, metavar="N")
+    add("--prefill-burst-tokens", type=cli_args.size, default=DEFAULT_PREFILL_BURST_TOKENS,
+        metavar="N")  # fmt: skip
     add("--gpu-memory-utilization", type=share, default=0.92, metavar="X", help="default: 0.92")
     add("--kv-cache-memory-bytes", type=size, metavar="SIZE", help="default: what is left")
     add("--tensor-parallel-size", "-tp", type=size, default=1, metavar="N", help="devices")
