@@ -171,7 +171,7 @@ def test_a_trace_is_complete_after_shutdown(model: Path, tmp_path: Path) -> None
     async def main() -> None:
         options = EngineOptions(trace=str(tmp_path / "t.json"), **OPTIONS)
         async with await start_async_llm(model, options) as llm:
-            await last_of(llm.generate("hello", SamplingParams(max_tokens=4), "r"))
+            await last_of(llm.generate("hello", SamplingParams(max_tokens=4, ignore_eos=True), "r"))
 
     asyncio.run(main())
     events = json.loads((tmp_path / "t.json").read_text())
