@@ -179,7 +179,7 @@ def measure(model: str, args: argparse.Namespace) -> Iterator[Sweep]:
             for size in suspects if name in COUNT_TOKENS else []:
                 show(f"{model}: {SWEEPS[name]}: {size} again")
                 again[size] = in_turns(run[name], size)
-            yield Sweep(model, name, ms, again)
+            yield Sweep(Path(model).name.removesuffix(".gguf"), name, ms, again)
 
 
 def in_turns(run: Callable[[int], list[float]], size: int) -> float:
@@ -275,7 +275,7 @@ def draw(sweeps: Sequence[Sweep], facts: dict[str, Any], folder: Path) -> None:
         figure.suptitle(f"{model} on {place(facts)}", fontsize=10)
         figure.tight_layout()
         for suffix in ("png", "svg"):
-            figure.savefig(folder / f"{Path(model).stem}.{suffix}", dpi=110)
+            figure.savefig(folder / f"{model}.{suffix}", dpi=110)
         pyplot.close(figure)
 
 
