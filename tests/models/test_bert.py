@@ -15,7 +15,7 @@ from twostep.contracts.errors import ModelFileError, UnsupportedModelError
 from twostep.models.loader import open_checkpoint
 from twostep.models.loader.pooling_config import StoredPooling, stored_pooling
 from twostep.models.registry import load_model
-from twostep.ops.reference import ReferenceBatch, ReferenceOps, ReferenceWeights
+from twostep.ops.reference.backend import ReferenceBatch, ReferenceOps, ReferenceWeights
 
 
 def reference_hidden(path: Path, ids: list[int], blocks: list[int]) -> np.ndarray:

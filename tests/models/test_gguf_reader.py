@@ -19,7 +19,7 @@ from twostep.models.loader import open_checkpoint
 from twostep.models.loader.gguf import GGUFFile
 from twostep.models.registry import load_model
 from twostep.ops.formats import FORMATS, dequantize
-from twostep.ops.reference import ReferenceWeights
+from twostep.ops.reference.backend import ReferenceWeights
 
 METADATA: dict[str, Any] = {
     "general.architecture": "llama",

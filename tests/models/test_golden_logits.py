@@ -14,7 +14,7 @@ from twostep.config.model import ModelConfig
 from twostep.models.loader import open_checkpoint
 from twostep.models.registry import Model, load_model
 from twostep.ops.formats import FORMATS, QUANTIZATIONS
-from twostep.ops.reference import ReferenceBatch, ReferenceOps, ReferenceWeights
+from twostep.ops.reference.backend import ReferenceBatch, ReferenceOps, ReferenceWeights
 
 # Of the largest logit. The measured difference is 2e-6 at most: float32 in another order.
 RTOL = 1e-5

@@ -18,7 +18,7 @@ from twostep.models.loader import open_checkpoint
 from twostep.models.loader.safetensors import SafetensorsFile, open_safetensors
 from twostep.models.registry import load_model
 from twostep.ops.formats import dequantize
-from twostep.ops.reference import ReferenceWeights
+from twostep.ops.reference.backend import ReferenceWeights
 
 
 def write_header(path: Path, header: Any, data: bytes = bytes(64)) -> Path:

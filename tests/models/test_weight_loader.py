@@ -24,7 +24,7 @@ from twostep.models.loader.weights import estimate_packed_bytes
 from twostep.models.registry import load_model
 from twostep.ops.formats import packed_bytes, requantize
 from twostep.ops.protocol import LinearPrecision, RawTensor
-from twostep.ops.reference import ReferenceWeights
+from twostep.ops.reference.backend import ReferenceWeights
 
 
 class Recorder:

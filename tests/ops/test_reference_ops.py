@@ -11,9 +11,9 @@ import pytest
 from twostep.config.model import RopeConfig
 from twostep.ops.formats import quantize
 from twostep.ops.protocol import AttentionSpec, RawTensor
-from twostep.ops.reference import ReferenceBatch, ReferenceOps, ReferenceWeights
 from twostep.ops.reference.activation import gated, gelu_tanh, silu
 from twostep.ops.reference.attention import attend, gather_kv, paged_attention, write_kv
+from twostep.ops.reference.backend import ReferenceBatch, ReferenceOps, ReferenceWeights
 from twostep.ops.reference.linear import linear, quantize_rows_q8, softcap
 from twostep.ops.reference.moe import route
 from twostep.ops.reference.norm import rms_norm

@@ -16,7 +16,7 @@ from twostep.entrypoints.inproc_engine import build_engine
 from twostep.models.loader import open_checkpoint
 from twostep.models.registry import load_model
 from twostep.ops.formats import FORMATS
-from twostep.ops.reference import ReferenceBatch, ReferenceOps, ReferenceWeights
+from twostep.ops.reference.backend import ReferenceBatch, ReferenceOps, ReferenceWeights
 from twostep.runner.prompt_logits import prompt_logits
 
 ISAS = native.cpu_info()["isas"]

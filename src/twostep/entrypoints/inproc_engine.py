@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from twostep.config.model import ModelConfig
@@ -47,10 +48,16 @@ def build_engine(
     """
     phases = Phases(progress)
     phases.start("open")
-    with contextlib.closing(open_checkpoint(path)) as checkpoint:
-        phases.start("tokenizer")
-        text = load_text_side(checkpoint)
+    with contextlib.closing(open_checkpoint(path)) as checkpoint, ThreadPoolExecutor(1) as beside:
+        # A tokenizer takes one core as long as the weights take all of them.
+        loading = beside.submit(load_text_side, checkpoint)
         built = build_core(checkpoint, path.name, options, phases)
+        try:
+            text = loading.result()
+        except BaseException:
+            built.core.shutdown()
+            built.watch.close()
+            raise
     return BuiltEngine(
         client=InprocClient(built.core),
         model=built.model,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.clock import Clock
@@ -13,12 +14,12 @@ from twostep.contracts.grammar import GrammarCompiler
 from twostep.contracts.observer import StepObserver
 from twostep.engine.device_idle import device_idle_share, host_overlap
 from twostep.engine.fan_out import together
-from twostep.engine.recorded_grammars import RecordedCompiler
-from twostep.engine.recording import Header
 from twostep.engine.timeline import StepSpan, Timeline
 from twostep.entrypoints.tracing.output_file import OutputFile
-from twostep.entrypoints.tracing.step_recorder import StepRecorder
 from twostep.entrypoints.tracing.trace_file import TraceFile
+
+if TYPE_CHECKING:  # a start without a recording does without these
+    from twostep.entrypoints.tracing.step_recorder import StepRecorder
 
 SPANS_FOR_FIGURES = 20_000
 """Some 2,000 steps: the figures at the end are of the last ones."""
@@ -70,6 +71,9 @@ class Watch:
             self._trace_file.begin(usable_blocks=cache_config.num_blocks - 1, version=__version__)
             observers.append(Timeline(clock, self._add_span))
         if self._record is not None:
+            from twostep.engine.recording import Header
+            from twostep.entrypoints.tracing.step_recorder import StepRecorder
+
             header = Header(
                 version=__version__,
                 scheduler_config=scheduler_config,
@@ -88,6 +92,8 @@ class Watch:
         is part of a recording."""
         if self._recorder is None:
             return compiler
+        from twostep.engine.recorded_grammars import RecordedCompiler
+
         return RecordedCompiler(compiler, self._recorder)
 
     def close(self) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from twostep.contracts.errors import ModelFileError, ModelNotFoundError
 from twostep.models.loader.checkpoint import Checkpoint
 from twostep.models.loader.gguf_checkpoint import GGUFCheckpoint
-from twostep.models.loader.hf_checkpoint import HFCheckpoint
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
@@ -23,6 +22,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     if not path.exists():
         raise ModelNotFoundError(f"{path}: no such file or directory; check the path")
     if path.is_dir():
+        from twostep.models.loader.hf_checkpoint import HFCheckpoint  # not for a GGUF file's start
+
         _require_config(path)
         return HFCheckpoint(path)
     if path.suffix != ".gguf" and path.name in ("config.json", "model.safetensors"):
