@@ -6,9 +6,12 @@ import gc
 from collections import Counter
 from pathlib import Path
 
+import pytest
 from helpers.tiny_models import tiny_gguf
 
 from twostep import LLM, SamplingParams
+from twostep.contracts.errors import ModelFileError
+from twostep.entrypoints import inproc_engine
 
 HEAVY = {"CpuModel", "CpuOps", "Record", "Value", "CpuWeight", "EngineCore", "ModelRunner", "LLM"}
 
@@ -37,3 +40,23 @@ def test_no_circle_keeps_a_closed_model(tmp_path: Path) -> None:
         assert heavy_objects() == before
     finally:
         gc.enable()
+
+
+def test_a_broken_tokenizer_gives_the_loaded_model_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is made beside the weights, and may fail when they are there already."""
+
+    def fail(_: object) -> None:
+        raise ModelFileError("tokenizer.ggml.tokens is missing")
+
+    path = tiny_gguf(tmp_path, "llama", "Q4_0")
+    gc.collect()
+    before = heavy_objects()
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    monkeypatch.setattr(inproc_engine, "load_text_side", fail)
+    with pytest.raises(ModelFileError, match="is missing"):
+        LLM(path, max_model_len=64, max_num_seqs=2)
+    gc.collect()
+    assert heavy_objects() == before
+    assert len(list(Path("/proc/self/task").iterdir())) == threads

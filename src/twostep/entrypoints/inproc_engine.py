@@ -57,6 +57,7 @@ def build_engine(
         except BaseException:
             built.core.shutdown()
             built.watch.close()
+            del loading  # it holds the exception, whose traceback holds this frame: a circle
             raise
     return BuiltEngine(
         client=InprocClient(built.core),
