@@ -126,7 +126,6 @@ def make_configs(
     window: int | None = None,
     watermark: float = 0.0,
     events: bool = False,
-    prefill_burst_tokens: int = 0,
     **scheduler: object,
 ) -> tuple[SchedulerConfig, CacheConfig]:
     """Both configs, roomy unless told otherwise."""
@@ -135,7 +134,6 @@ def make_configs(
             max_num_batched_tokens=budget,
             max_num_seqs=max_num_seqs,
             max_model_len=max_model_len,
-            prefill_burst_tokens=prefill_burst_tokens,
             **scheduler,  # type: ignore[arg-type]
         ),
         CacheConfig(

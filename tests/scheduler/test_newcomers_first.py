@@ -67,9 +67,19 @@ def test_many_do_not_wait_for_one_long_prompt() -> None:
     crowd(scheduler, 3)
     add(scheduler, "long", 2000, 50)
     plans = [run_step(scheduler)[0].num_scheduled_tokens for _ in range(4)]
-    assert plans[:2] == [{"c0": 60, "c1": 40}, {"c1": 20, "c2": 60, "long": 20}]
+    assert plans[:2] == [{"c0": 60, "c1": 40}, {"c0": 1, "c1": 20, "c2": 60, "long": 19}]
     assert plans[2] == {"c0": 1, "c1": 1, "c2": 1, "long": 97}
     assert plans[3] == {"c0": 1, "c1": 1, "c2": 1, "long": 97}
+
+
+def test_a_crowd_behind_a_long_prompt_is_none() -> None:
+    """The long prompt would be first of all: streams would wait for one request."""
+    scheduler = with_streams(1)
+    add(scheduler, "long", 2000, 50)
+    run_step(scheduler)
+    crowd(scheduler, 20)
+    for _ in range(3):
+        assert run_step(scheduler)[0].num_scheduled_tokens == {"s0": 1, "long": 99}
 
 
 def test_who_streams_already_is_not_of_the_next_crowd() -> None:

@@ -8,9 +8,11 @@ from typing import Literal
 KVCacheDtype = Literal["auto", "bf16", "fp16", "fp32"]
 LinearPrecision = Literal["auto", "int8", "bf16"]
 SchedulingPolicy = Literal["fcfs", "priority"]
-DEFAULT_PREFILL_BURST_TOKENS = 8192
 RunnerType = Literal["auto", "generate", "pooling"]
 ConvertType = Literal["auto", "none", "embed"]
+
+DEFAULT_PREFILL_BURST_TOKENS = 8192
+"""Of an engine. A recording that says nothing of it was made without."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +31,7 @@ class SchedulerConfig:
     enable_chunked_prefill: bool = True
     long_prefill_token_threshold: int = 0
     """Most tokens of one prompt in a step while others wait or run; 0 = no cap."""
-    prefill_burst_tokens: int = DEFAULT_PREFILL_BURST_TOKENS
+    prefill_burst_tokens: int = 0
     """Tokens of steps in a row in which newcomers go first, while many of them wait and few
     requests stream, ``fcfs`` only; 0 = requests that run always go first."""
     full_sequence_must_fit: bool = True

@@ -48,10 +48,10 @@ class Scheduler(SchedulerState):
         """
         budget = self._token_budget
         step = PlanBuilder(self._next_step_id, budget)
-        newcomers_first = False
+        newcomers_first = not self.suspects and self._is_crowd()
         if self.suspects and budget:
             self._schedule_suspect(step)
-        elif newcomers_first := self._is_crowd():
+        elif newcomers_first:
             self._schedule_newcomers_first(step)
         else:
             self._schedule_running(step, self.running.copy())
@@ -85,21 +85,27 @@ class Scheduler(SchedulerState):
             return False
         if self._is_short_of_blocks:
             return False  # they would take what a running request waits for, again and again
-        # A long prompt is no reason: many would wait for one.
-        short = SHORT_PROMPT_STEPS * self.config.max_num_batched_tokens
         places = self.max_num_running_reqs - len(self.running)
         newcomers = streams = 0
-        for request in itertools.islice(self.waiting, max(0, min(places, MAX_CROWD))):
-            newcomers += request.num_tokens <= short
         for request in self.running:
-            if request.is_prefill_chunk:
-                newcomers += request.num_tokens - request.num_computed_tokens <= short
-            else:
+            if not request.is_prefill_chunk:
                 streams += 1
+            elif self._is_short(request):
+                newcomers += 1
+            else:
+                return False  # it would be first of all, and many would wait for one
+        for request in itertools.islice(self.waiting, max(0, min(places, MAX_CROWD))):
+            if not self._is_short(request):
+                break
+            newcomers += 1
         return newcomers >= (1 if self._burst_tokens else max(1, NEWCOMERS_PER_STREAM * streams))
 
+    def _is_short(self, request: Request) -> bool:
+        num_left = request.num_tokens - request.num_computed_tokens
+        return num_left <= SHORT_PROMPT_STEPS * self.config.max_num_batched_tokens
+
     def _schedule_newcomers_first(self, step: PlanBuilder) -> None:
-        """Prompts, then those that decode with what is left of the budget.
+        """Short prompts up to the first long one, then as always with what is left of the budget.
 
         Many prompts at once are computed in the same time either way. Beside them every stream
         would crawl, token by slow token, for all of it; so it waits once. And the prompts, which
@@ -111,8 +117,10 @@ class Scheduler(SchedulerState):
             (prefilling if request.is_prefill_chunk else decoding).append(request)
         self._schedule_running(step, prefilling)
         if self.waiting and step.may_start_requests:
-            self._schedule_waiting(step)
+            self._schedule_waiting(step, only_short=True)
         self._schedule_running(step, decoding)
+        if self.waiting and step.may_start_requests:
+            self._schedule_waiting(step)
 
     def _schedule_running(self, step: PlanBuilder, running: list[Request]) -> None:
         """Front to back: every running request gets what it needs, while the budget lasts."""
@@ -166,14 +174,19 @@ class Scheduler(SchedulerState):
         if request.spec_token_ids:
             self._schedule_spec_tokens(request, num_new, step)
 
-    def _schedule_waiting(self, step: PlanBuilder) -> None:
-        """Start waiting requests in queue order; the first one that does not fit ends the pass."""
+    def _schedule_waiting(self, step: PlanBuilder, *, only_short: bool = False) -> None:
+        """Start waiting requests in queue order; the first one that does not fit ends the pass.
+
+        With ``only_short`` the first long prompt does, too.
+        """
         cap = self._tokens_per_request_cap()
         skipped: list[Request] = []
         while (
             self.waiting and step.token_budget > 0 and len(self.running) < self.max_num_running_reqs
         ):
             request = self.waiting.peek_request()
+            if only_short and not self._is_short(request):
+                break
             if self._cannot_start_yet(request):
                 skipped.append(self.waiting.pop_request())
                 continue

@@ -310,9 +310,6 @@ class PlanRules(StepObserver):
                 is_short = True
         if is_short or (plan.preempted_req_ids and scheduled) or not len(scheduler.waiting):
             return
-        # Newcomers went first; the windows of others may have freed blocks after their turn.
-        if self.config.window is not None and scheduler._burst_tokens:
-            return
         self._check_head_of_queue(plan, scheduler, left)
 
     def _tokens_per_request_cap(self, scheduler: Scheduler) -> int:
