@@ -37,5 +37,6 @@ void bind_linear(nb::module_& m);
 void bind_attention(nb::module_& m);
 void bind_sample(nb::module_& m);
 void bind_pool(nb::module_& m);
+void bind_strings(nb::module_& m);
 
 }  // namespace twostep

@@ -10,4 +10,5 @@ NB_MODULE(_native, m) {
   twostep::bind_attention(m);
   twostep::bind_sample(m);
   twostep::bind_pool(m);
+  twostep::bind_strings(m);
 }

@@ -31,9 +31,16 @@ void nibbles(const uint8_t* packed, uint8_t* q) {
   }
 }
 
-// Bit i of the little-endian word becomes bit 4 of value i.
+// Bit i of the little-endian word becomes bit 4 of value i: eight copies of a byte, each with its own
+// bit left, which carries into bit 7.
 void fifth_bits(const uint8_t* word, uint8_t* q) {
-  for (int i = 0; i < kGroup; i++) q[i] |= (word[i / 8] >> (i % 8) & 1) << 4;
+  for (int i = 0; i < kGroup / 8; i++) {
+    const uint64_t bits = word[i] * 0x0101010101010101u & 0x8040201008040201u;
+    uint64_t eight;
+    std::memcpy(&eight, q + 8 * i, 8);
+    eight |= (bits + 0x7f7f7f7f7f7f7f7fu) >> 3 & 0x1010101010101010u;
+    std::memcpy(q + 8 * i, &eight, 8);
+  }
 }
 
 void set_scale(Group& out, const uint8_t* d, const uint8_t* dmin = nullptr) {
@@ -111,10 +118,7 @@ size_t row_bytes(Format format, int k) {
   return static_cast<size_t>(k / block.length) * block.bytes;
 }
 
-void decode_group(Format format, const uint8_t* row, int g, Group& out) {
-  const BlockSize size = block_size(format);
-  const int groups = size.length / kGroup;
-  const uint8_t* block = row + static_cast<size_t>(g / groups) * size.bytes;
+void decode_group(Format format, const uint8_t* block, int j, Group& out) {
   switch (format) {
     case Format::Q8_0:  // as 0..255
       for (int i = 0; i < kGroup; i++) out.q[i] = block[2 + i] ^ 0x80;
@@ -134,11 +138,11 @@ void decode_group(Format format, const uint8_t* row, int g, Group& out) {
       fifth_bits(block + 4, out.q);
       return set_scale(out, block, block + 2);
     case Format::Q4_K:
-      return decode_k(block, g % 8, false, out);
+      return decode_k(block, j, false, out);
     case Format::Q5_K:
-      return decode_k(block, g % 8, true, out);
+      return decode_k(block, j, true, out);
     case Format::Q6_K:
-      return decode_q6_k(block, g % 8, out);
+      return decode_q6_k(block, j, out);
     default:
       throw std::logic_error("decode_group: not a quantised format");
   }

@@ -27,7 +27,7 @@ struct Group {
   int16_t scale[2];
   uint8_t minimum;
 };
-// Group g of a row of a quantised format.
-void decode_group(Format format, const uint8_t* row, int g, Group& out);
+// Group j of a block of a quantised format.
+void decode_group(Format format, const uint8_t* block, int j, Group& out);
 
 }  // namespace twostep

@@ -60,51 +60,81 @@ void parallel_for(int n, int num_threads, const std::function<void(int)>& work) 
 
 void store_u16(uint8_t* p, uint16_t x) { std::memcpy(p, &x, 2); }
 
-// Lane `lane` of group g of a quantised panel.
-void put_values(Kind kind, int width, uint8_t* panel, int lane, int g, const Group& group) {
+// Where the lanes of one group of a quantised panel lie.
+struct GroupPlace {
+  GroupPlace(Kind kind, int width, uint8_t* panel, int g)
+      : values(panel + info(kind).values_offset(width, g)),
+        scales(panel + info(kind).scales_offset(width, g)),
+        supers(g % kSuperGroups == 0 ? panel + info(kind).supers_offset(width, g) : nullptr) {}
+  uint8_t *values, *scales;
+  uint8_t* supers;  // null for all groups of a super-block but the first
+};
+
+// 4 bytes of a lane in each row of 4 * width. Whole words and loops of fixed length, for the
+// compiler's vectors: a start waits for this.
+void put_values(Kind kind, int width, const GroupPlace& place, int lane, const Group& group) {
+  uint8_t* values = place.values + lane * 4;
+  uint8_t bytes[kGroup];
+  if (info(kind).bits == 4) {
+    for (int i = 0; i < 16; i++) bytes[i] = static_cast<uint8_t>(group.q[i] | group.q[16 + i] << 4);
+    for (int j = 0; j < 4; j++) std::memcpy(values + j * width * 4, bytes + 4 * j, 4);
+    return;
+  }
+  const uint8_t flip = kind == Kind::S8 ? 0x80 : 0;
+  for (int i = 0; i < kGroup; i++) bytes[i] = group.q[i] ^ flip;
+  for (int j = 0; j < 8; j++) std::memcpy(values + j * width * 4, bytes + 4 * j, 4);
+}
+
+void put_scales(Kind kind, int width, const GroupPlace& place, int lane, const Group& group) {
   const KindInfo& k = info(kind);
-  uint8_t* values = panel + k.values_offset(width, g) + lane * 4;
-  for (int j = 0; j < (k.bits == 4 ? 4 : 8); j++) {
-    for (int b = 0; b < 4; b++) {
-      uint8_t v = group.q[4 * j + b];
-      if (k.bits == 4) v = static_cast<uint8_t>(v | group.q[16 + 4 * j + b] << 4);
-      values[j * width * 4 + b] = kind == Kind::S8 ? v ^ 0x80 : v;
+  if (!k.has_supers) {
+    store_u16(place.scales + lane * 2, group.d);
+    if (k.has_min) store_u16(place.scales + (width + lane) * 2, group.dmin);
+    return;
+  }
+  place.scales[lane] = static_cast<uint8_t>(group.scale[0]);
+  place.scales[width + lane] = k.halves ? static_cast<uint8_t>(group.scale[1]) : group.minimum;
+  if (place.supers == nullptr) return;
+  store_u16(place.supers + lane * 2, group.d);
+  if (k.has_min) store_u16(place.supers + (width + lane) * 2, group.dmin);
+}
+
+// Group by group, so that each line of the panel is filled while it is in the cache.
+void put_quantized_panel(Kind kind, Format format, int width, int groups, uint8_t* panel, int lanes,
+                         const uint8_t* rows, size_t stride) {
+  const BlockSize size = block_size(format);
+  const int groups_of_block = size.length / kGroup;
+  Group group;
+  for (int g = 0; g < groups; g++) {
+    const GroupPlace place(kind, width, panel, g);
+    const uint8_t* block = rows + static_cast<size_t>(g / groups_of_block) * size.bytes;
+    for (int lane = 0; lane < lanes; lane++) {
+      decode_group(format, block + lane * stride, g % groups_of_block, group);
+      put_values(kind, width, place, lane, group);
+      put_scales(kind, width, place, lane, group);
     }
   }
 }
 
-void put_scales(Kind kind, int width, uint8_t* panel, int lane, int g, const Group& group) {
-  const KindInfo& k = info(kind);
-  uint8_t* scales = panel + k.scales_offset(width, g);
-  if (!k.has_supers) {
-    store_u16(scales + lane * 2, group.d);
-    if (k.has_min) store_u16(scales + (width + lane) * 2, group.dmin);
-    return;
-  }
-  scales[lane] = static_cast<uint8_t>(group.scale[0]);
-  scales[width + lane] = k.halves ? static_cast<uint8_t>(group.scale[1]) : group.minimum;
-  if (g % kSuperGroups != 0) return;
-  uint8_t* supers = panel + k.supers_offset(width, g);
-  store_u16(supers + lane * 2, group.d);
-  if (k.has_min) store_u16(supers + (width + lane) * 2, group.dmin);
-}
-
-void put_quantized_row(Kind kind, Format format, int width, int groups, uint8_t* panel, int lane,
-                       const uint8_t* row) {
-  Group group;
-  for (int g = 0; g < groups; g++) {
-    decode_group(format, row, g, group);
-    put_values(kind, width, panel, lane, g, group);
-    put_scales(kind, width, panel, lane, g, group);
+// n elements of kSize bytes of each lane, the lanes side by side.
+template <int kSize>
+void interleave(uint8_t* panel, int width, int lanes, const uint8_t* rows, size_t stride, int n) {
+  for (int i = 0; i < n; i++) {
+    uint8_t* to = panel + static_cast<size_t>(i) * width * kSize;
+    for (int lane = 0; lane < lanes; lane++) {
+      std::memcpy(to + lane * kSize, rows + lane * stride + static_cast<size_t>(i) * kSize, kSize);
+    }
   }
 }
 
-void put_float_row(Kind kind, int width, int k, uint8_t* panel, int lane, const uint8_t* row) {
-  const size_t size = kind == Kind::F32 ? 4 : 2;
-  for (int i = 0; i < k; i++) {
-    const size_t at = kind == Kind::BF16 ? (static_cast<size_t>(i / 2) * width + lane) * 2 + i % 2
-                                         : static_cast<size_t>(i) * width + lane;
-    std::memcpy(panel + at * size, row + i * size, size);
+void put_float_panel(Kind kind, int width, int k, uint8_t* panel, int lanes, const uint8_t* rows,
+                     size_t stride) {
+  if (kind == Kind::F32) return interleave<4>(panel, width, lanes, rows, stride, k);
+  if (kind == Kind::F16) return interleave<2>(panel, width, lanes, rows, stride, k);
+  interleave<4>(panel, width, lanes, rows, stride, k / 2);  // bf16 lies in pairs
+  if (k % 2 == 0) return;
+  for (int lane = 0; lane < lanes; lane++) {
+    std::memcpy(panel + (static_cast<size_t>(k / 2) * width + lane) * 4, rows + lane * stride + (k - 1) * 2, 2);
   }
 }
 
@@ -117,14 +147,12 @@ void pack_part(const RawPart& part, const PackTarget& target, int width, uint8_t
     const int unit = p * width / kUnit, of_unit = p % (kUnit / width);
     uint8_t* panel =
         base + target.offset + unit * target.unit_stride + of_unit * target.panel_bytes;
-    for (int lane = 0; lane < std::min(width, part.n - p * width); lane++) {
-      const uint8_t* row = part.data + static_cast<size_t>(p * width + lane) * stride;
-      if (quantized) {
-        put_quantized_row(target.kind, part.format, width, groups, panel, lane, row);
-      } else {
-        put_float_row(target.kind, width, part.k, panel, lane, row);
-      }
+    const int lanes = std::min(width, part.n - p * width);
+    const uint8_t* rows = part.data + static_cast<size_t>(p) * width * stride;
+    if (quantized) {
+      return put_quantized_panel(target.kind, part.format, width, groups, panel, lanes, rows, stride);
     }
+    put_float_panel(target.kind, width, part.k, panel, lanes, rows, stride);
   });
 }
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import gc
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from twostep.entrypoints.core_spec import CoreSpec
 from twostep.entrypoints.engine_options import EngineOptions
+from twostep.entrypoints.garbage import no_garbage
 from twostep.entrypoints.progress import Advance
 from twostep.entrypoints.resolve import ResolvedModel, resolve
 from twostep.frontend.core_process import CoreProcess
@@ -69,7 +69,6 @@ async def start_async_llm(
     from twostep.entrypoints.grammars import compiler_for_text
     from twostep.frontend.async_llm import AsyncLLM
 
-    gc.freeze()  # see build_core: the tables of a tokenizer are large
     return AsyncLLM(
         client,
         info,
@@ -103,13 +102,14 @@ def start_core_process(model: ResolvedModel, options: EngineOptions) -> CoreProc
 
 def _load_text(path: Path) -> TextSide:
     """On another thread: half of the time goes into imports."""
-    import twostep.frontend.async_llm  # noqa: F401
-    from twostep.entrypoints.text_side import load_text_side
-    from twostep.models.loader.open import open_checkpoint
+    with no_garbage():
+        import twostep.frontend.async_llm  # noqa: F401
+        from twostep.entrypoints.text_side import load_text_side
+        from twostep.models.loader.open import open_checkpoint
 
-    with contextlib.closing(open_checkpoint(path)) as checkpoint:
-        text = load_text_side(checkpoint)
-    text.tokenizer.serve_threads()
+        with contextlib.closing(open_checkpoint(path)) as checkpoint:
+            text = load_text_side(checkpoint)
+        text.tokenizer.serve_threads()
     return text
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import gc
 import math
 import os
 import time
@@ -133,9 +132,6 @@ def _build(
     cpu_model = _record(
         model, config, device, scheduler_config, sizing, num_threads, kv_dtype, pooler
     )
-    # What was made until now lives as long as the engine; looking through it for garbage again
-    # and again would stall steps for milliseconds.
-    gc.freeze()
     compiler = compiler_for_path(checkpoint.path, config.vocab_size)
     core = _start_core(
         cpu_model, config, scheduler_config, cache_config, options, watch, compiler, pooler

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import faulthandler
-import gc
 import os
 import signal
 import socket
@@ -29,6 +28,7 @@ from twostep.engine.core_proc import EngineCoreProc
 from twostep.engine.heartbeat import HEARTBEAT_FILE, Heartbeat
 from twostep.engine.wire import Codec, LastWords, LoadProgress, Ready
 from twostep.entrypoints.core_spec import CoreSpec
+from twostep.entrypoints.garbage import no_garbage
 from twostep.entrypoints.system_clock import MonotonicClock
 
 if TYPE_CHECKING:
@@ -107,15 +107,15 @@ def _send_progress(channel: ZmqCoreChannel, phase: str, fraction: float) -> None
 
 def load_core(spec: CoreSpec, progress: Callable[[str, float], None]) -> LoadedCore:
     """The real engine."""
-    # Heavy: the sockets are connected first, so that progress is seen from the start.
-    from twostep.entrypoints.build import Phases, build_core
-    from twostep.models.loader.open import open_checkpoint
+    with no_garbage():
+        # Heavy: the sockets are connected first, so that progress is seen from the start.
+        from twostep.entrypoints.build import Phases, build_core
+        from twostep.models.loader.open import open_checkpoint
 
-    phases = Phases(progress)
-    phases.start("open")
-    with contextlib.closing(open_checkpoint(Path(spec.path))) as checkpoint:
-        built = build_core(checkpoint, spec.model, spec.options, phases)
-    gc.freeze()
+        phases = Phases(progress)
+        phases.start("open")
+        with contextlib.closing(open_checkpoint(Path(spec.path))) as checkpoint:
+            built = build_core(checkpoint, spec.model, spec.options, phases)
 
     def close() -> None:
         built.grammar_compiler.close()

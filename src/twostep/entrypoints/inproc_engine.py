@@ -13,6 +13,7 @@ from twostep.engine.client import InprocClient
 from twostep.entrypoints.boot import BootReport
 from twostep.entrypoints.build import Phases, Progress, build_core
 from twostep.entrypoints.engine_options import EngineOptions
+from twostep.entrypoints.garbage import no_garbage
 from twostep.entrypoints.text_side import TextSide, load_text_side
 from twostep.entrypoints.tracing.watch import Watch
 from twostep.models.loader.open import open_checkpoint
@@ -48,7 +49,11 @@ def build_engine(
     """
     phases = Phases(progress)
     phases.start("open")
-    with contextlib.closing(open_checkpoint(path)) as checkpoint, ThreadPoolExecutor(1) as beside:
+    with (
+        no_garbage(),
+        contextlib.closing(open_checkpoint(path)) as checkpoint,
+        ThreadPoolExecutor(1) as beside,
+    ):
         # A tokenizer takes one core as long as the weights take all of them.
         loading = beside.submit(load_text_side, checkpoint)
         built = build_core(checkpoint, path.name, options, phases)

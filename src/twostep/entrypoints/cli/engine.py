@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import SamplingParams
 from twostep.entrypoints.cli.console import dim, table
+from twostep.entrypoints.garbage import no_garbage
 from twostep.entrypoints.resolve import ResolvedModel
 
 if TYPE_CHECKING:
@@ -63,9 +64,10 @@ MakeEngine = Callable[..., Engine]
 
 def make_llm(model: str, **options: Any) -> Engine:
     """The real engine; imported only now, so that ``--help`` stays quick."""
-    from twostep.entrypoints.llm import LLM
+    with no_garbage():
+        from twostep.entrypoints.llm import LLM
 
-    return LLM(model, **options)
+        return LLM(model, **options)
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from twostep import _native as native
 from twostep.contracts.errors import ModelFileError, UnsupportedModelError
 from twostep.models.loader.errors import corrupt, truncated
 from twostep.models.loader.mapped_file import MappedFile
@@ -223,13 +224,8 @@ class _Reader:
         return self._decode_strings(array, field)
 
     def _decode_strings(self, array: _Array, field: str) -> list[str]:
-        # Vocabularies are read at every start: no call of ours inside the loop.
-        buffer, end, texts, unpack = self.file.buffer, array.start, [], _U64.unpack_from
         try:
-            for _ in range(array.count):
-                start = end + 8
-                end = start + unpack(buffer, end)[0]
-                texts.append(buffer[start:end].decode())
+            texts: list[str] = native.read_strings(self.file.bytes, array.start, array.count)
         except UnicodeDecodeError as error:
             raise corrupt(self.path, field, "text that is not UTF-8") from error
         return texts
@@ -249,24 +245,11 @@ class _Reader:
         return _Array(kind, count, start)
 
     def _skip_strings(self, count: int, field: str) -> None:
-        """Some 250,000 tokens in a vocabulary: a tight loop, bounded by the file's size."""
         self.require(count * 8, field)
-        buffer, position, size, unpack = (
-            self.file.buffer,
-            self.position,
-            self.size,
-            _U64.unpack_from,
-        )
-        try:
-            for _ in range(count):
-                position += 8 + unpack(buffer, position)[0]
-                if position > size:
-                    break
-        except struct.error:
-            position = size + 1
-        if position > size:
-            raise truncated(self.path, field, position, size)
-        self.position = position
+        end = native.skip_strings(self.file.bytes, self.position, count)
+        if end > self.size:
+            raise truncated(self.path, field, end, self.size)
+        self.position = end
 
     def _decode(self, start: int, length: int, field: str) -> str:
         try:
