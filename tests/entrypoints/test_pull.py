@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import importlib.util
 import io
@@ -12,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec.structs
 import pytest
 
 from twostep.contracts.errors import ModelError, ModelFileError, ModelNotFoundError
@@ -25,7 +25,7 @@ DATA = b"GGUF" + bytes(range(256)) * 20
 
 @pytest.fixture
 def model() -> CatalogueModel:
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         CATALOGUE[0],
         name="tiny",
         filename="tiny.Q4_1.gguf",
@@ -158,7 +158,7 @@ def test_leftovers_of_a_killed_process_are_removed(model: CatalogueModel) -> Non
 
 
 def test_full_disk(model: CatalogueModel) -> None:
-    huge = dataclasses.replace(model, size_bytes=10**18)
+    huge = msgspec.structs.replace(model, size_bytes=10**18)
     with pytest.raises(ModelError, match=r"not enough disk space.*TWOSTEP_HOME"):
         pull(huge, Silent(), (("A", giving(DATA)),))
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec.structs
 import numpy as np
 import pytest
 
@@ -164,7 +163,7 @@ def test_is_finite_sees_nan_and_inf(name: str) -> None:
     fields = [field for field in ("v", "d", "m") if field in FORMATS[name].layout.names]
     for field in fields:
         for bad in (np.nan, np.inf, -np.inf):
-            broken = dataclasses.replace(raw, data=raw.data.copy())
+            broken = msgspec.structs.replace(raw, data=raw.data.copy())
             blocks = broken.data.view(FORMATS[name].layout)
             if name == "BF16":
                 bits = np.array([bad], np.float32).view(np.uint32) >> 16

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 
+import msgspec.structs
 import numpy as np
 import pytest
 
@@ -123,15 +123,15 @@ PLAIN = RopeConfig(theta=10000.0, rotary_dim=8)
 
 def test_inv_freq() -> None:
     np.testing.assert_allclose(inv_freq(PLAIN), [1, 0.1, 0.01, 0.001])
-    linear_scaled = dataclasses.replace(PLAIN, scaling="linear", factor=4.0)
+    linear_scaled = msgspec.structs.replace(PLAIN, scaling="linear", factor=4.0)
     np.testing.assert_allclose(inv_freq(linear_scaled), np.array([1, 0.1, 0.01, 0.001]) / 4)
-    divided = dataclasses.replace(PLAIN, freq_factors=(1.0, 2.0, 4.0, 8.0))
+    divided = msgspec.structs.replace(PLAIN, freq_factors=(1.0, 2.0, 4.0, 8.0))
     np.testing.assert_allclose(inv_freq(divided), [1, 0.05, 0.0025, 0.000125])
 
 
 def test_llama3_scaling_has_three_zones() -> None:
     """Waves of 6.28, 62.8, 628, 6283 tokens in a context of 628 * 2."""
-    rope = dataclasses.replace(
+    rope = msgspec.structs.replace(
         PLAIN, scaling="llama3", factor=8.0, original_max_position=1256, high_freq_factor=4.0
     )
     got = inv_freq(rope)
@@ -145,7 +145,7 @@ def test_yarn_keeps_fast_and_slows_slow_pairs() -> None:
     rope = RopeConfig(
         theta=10000.0, rotary_dim=64, scaling="yarn", factor=4.0, original_max_position=2048
     )
-    ratio = inv_freq(rope) / inv_freq(dataclasses.replace(rope, scaling="none"))
+    ratio = inv_freq(rope) / inv_freq(msgspec.structs.replace(rope, scaling="none"))
     assert ratio[0] == 1
     assert ratio[-1] == 0.25
     assert (np.diff(ratio) <= 0).all()
@@ -155,12 +155,12 @@ def test_yarn_keeps_fast_and_slows_slow_pairs() -> None:
     assert ratio[20] > 0.25
     assert ratio[21] == 0.25
     assert attention_factor(rope) == pytest.approx(0.1 * math.log(4) + 1)
-    assert attention_factor(dataclasses.replace(rope, attention_factor=1.5)) == 1.5
+    assert attention_factor(msgspec.structs.replace(rope, attention_factor=1.5)) == 1.5
     assert attention_factor(PLAIN) == 1
 
 
 def test_rope_tables() -> None:
-    rope = dataclasses.replace(PLAIN, scaling="yarn", factor=4.0, original_max_position=64)
+    rope = msgspec.structs.replace(PLAIN, scaling="yarn", factor=4.0, original_max_position=64)
     cos, sin = rope_tables(rope, 100)
     assert cos.shape == sin.shape == (100, 4)
     assert cos.dtype == sin.dtype == np.float32

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec.structs
 import pytest
 
 from twostep.contracts.errors import OutOfMemoryError, UsageError
@@ -35,7 +34,7 @@ def test_budgets_by_device(device: str, api: tuple[int, int], offline: tuple[int
 def test_budgets_of_a_cpu_and_of_a_very_large_device() -> None:
     assert default_budgets(CPU, "api") == Budgets(2048, 128)
     assert default_budgets(CPU, "offline") == Budgets(4096, 256)
-    large = dataclasses.replace(H100, memory_bytes=180 * GIB)
+    large = msgspec.structs.replace(H100, memory_bytes=180 * GIB)
     assert default_budgets(large, "api") == Budgets(16384, 1024)
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from types import MappingProxyType
 
+import msgspec.structs
 import numpy as np
 import pytest
 
@@ -113,7 +113,7 @@ def test_every_term_is_in_the_total() -> None:
     cost = StepCostModel(FACTS, DEVICE, tensor_parallel_size=2).predict(FULL_1, [1], [9], 1)
     seconds = [
         field.name
-        for field in dataclasses.fields(cost)
+        for field in msgspec.structs.fields(cost)
         if isinstance(getattr(cost, field.name), float)
     ]
     assert cost.total == pytest.approx(sum(getattr(cost, name) for name in seconds))
@@ -140,17 +140,17 @@ def test_visible_pairs_counts_what_a_loop_counts(window: int | None) -> None:
 
 
 def test_sliding_windows_bound_what_is_read() -> None:
-    windowed = dataclasses.replace(
+    windowed = msgspec.structs.replace(
         TINY, layers=(LayerConfig(rope=ROPE), LayerConfig(rope=ROPE, sliding_window=4))
     )
-    facts = dataclasses.replace(FACTS, config=windowed)
+    facts = msgspec.structs.replace(FACTS, config=windowed)
     cost = StepCostModel(facts, DEVICE).predict(FULL_1, [1], [9], num_logits=1)
     assert cost.kv_bytes == 16 * (10 + 4 + 2)
     assert cost.attention_flops == 32 * (10 + 4)
 
 
 def test_experts_that_no_token_chose_are_not_read() -> None:
-    experts = dataclasses.replace(
+    experts = msgspec.structs.replace(
         TINY,
         architecture="qwen3_moe",
         layers=(LayerConfig(rope=ROPE, is_moe=True),),
@@ -158,7 +158,7 @@ def test_experts_that_no_token_chose_are_not_read() -> None:
         num_experts_per_token=2,
         moe_intermediate_size=5,
     )
-    facts = dataclasses.replace(FACTS, config=experts)
+    facts = msgspec.structs.replace(FACTS, config=experts)
     router, expert = 8 * 4, 3 * 8 * 5
     assert facts.layer_params(None) == 192 + router + 4 * expert
     assert facts.layer_flops_per_token == 2 * (192 + router + 2 * expert)

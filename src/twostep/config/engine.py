@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
+
+import msgspec
 
 KVCacheDtype = Literal["auto", "bf16", "fp16", "fp32"]
 LinearPrecision = Literal["auto", "int8", "bf16"]
@@ -15,8 +16,7 @@ DEFAULT_PREFILL_BURST_TOKENS = 8192
 """Of an engine. A recording that says nothing of it was made without."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SchedulerConfig:
+class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Budgets and policies of the scheduler."""
 
     max_num_batched_tokens: int
@@ -38,8 +38,7 @@ class SchedulerConfig:
     """Admit a request only when blocks for all its known tokens are free."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CacheConfig:
+class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The paged KV cache."""
 
     num_blocks: int
@@ -55,8 +54,7 @@ class CacheConfig:
     """Set only if EVERY layer has this window: blocks behind it are freed."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceConfig:
+class DeviceConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The CPU backend."""
 
     num_threads: int

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
+
+import msgspec
 
 Activation = Literal["silu", "gelu_tanh"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RopeConfig:
+class RopeConfig(msgspec.Struct, frozen=True, kw_only=True):
     """Rotary position embedding: angles are ``position * inv_freq``."""
 
     theta: float
@@ -31,8 +31,7 @@ class RopeConfig:
     q and k permuted for interleaved pairs."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class LayerConfig:
+class LayerConfig(msgspec.Struct, frozen=True, kw_only=True):
     """What may differ from layer to layer."""
 
     rope: RopeConfig | None
@@ -42,8 +41,7 @@ class LayerConfig:
     is_moe: bool = False
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ModelConfig:
+class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
     """A transformer, in plain numbers."""
 
     architecture: str

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 
-@dataclasses.dataclass(slots=True)
-class Logprob:
+class Logprob(msgspec.Struct):
     """Log-probability of one token at one position."""
 
     logprob: float
@@ -14,8 +13,7 @@ class Logprob:
     decoded_token: str | None = None
 
 
-@dataclasses.dataclass(slots=True)
-class CompletionOutput:
+class CompletionOutput(msgspec.Struct):
     """One generated sequence of a request."""
 
     index: int
@@ -32,8 +30,7 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclasses.dataclass(slots=True)
-class RequestStateStats:
+class RequestStateStats(msgspec.Struct):
     """When things happened to a request, in seconds of the front end's monotonic clock."""
 
     arrival_time: float = 0.0
@@ -43,8 +40,7 @@ class RequestStateStats:
     num_preemptions: int = 0
 
 
-@dataclasses.dataclass(slots=True)
-class RequestOutput:
+class RequestOutput(msgspec.Struct):
     """The answer, or a part of it, to one request."""
 
     request_id: str
@@ -60,8 +56,7 @@ class RequestOutput:
     """Of an embedding request: its vector. Such a request has no tokens."""
 
 
-@dataclasses.dataclass(slots=True)
-class EmbeddingOutput:
+class EmbeddingOutput(msgspec.Struct):
     """One vector."""
 
     embedding: list[float]
@@ -73,8 +68,7 @@ class EmbeddingOutput:
         return len(self.embedding)
 
 
-@dataclasses.dataclass(slots=True)
-class EmbeddingRequestOutput:
+class EmbeddingRequestOutput(msgspec.Struct):
     """The answer to one embedding request."""
 
     request_id: str

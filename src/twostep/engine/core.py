@@ -7,11 +7,12 @@ nobody with it but its culprit: see ``_recover``.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable
 from queue import SimpleQueue
+
+import msgspec
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.clock import Clock
@@ -36,8 +37,7 @@ ClientOutputs = dict[int, EngineCoreOutputs]
 """News by client index."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class FailedStep:
+class FailedStep(msgspec.Struct, frozen=True):
     """Stands for the result of a step that could not be queued, or whose error was told already."""
 
     error: BaseException

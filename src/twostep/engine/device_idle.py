@@ -6,9 +6,10 @@ other without a hole as long as requests run, and stop when the last one has end
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Literal
+
+import msgspec
 
 from twostep.engine.timeline import PlanCounts, StepSpan
 
@@ -19,8 +20,7 @@ GAP_LIMITS = (1e-5, 1e-4, 1e-3, 1e-2)
 """Seconds: upper ends of the histogram's classes; the last class has none."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Gap:
+class Gap(msgspec.Struct, frozen=True):
     """A time in which the device had nothing to do although there was work."""
 
     start: float

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from twostep.kv_cache.sizing import KVCacheSizing
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BootReport:
+class BootReport(msgspec.Struct, frozen=True, kw_only=True):
     """The boot table."""
 
     model: str

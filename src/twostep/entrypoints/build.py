@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import os
 import time
 from collections.abc import Callable
+
+import msgspec
 
 from twostep import _native as native
 from twostep.config.engine import CacheConfig, SchedulerConfig
@@ -45,8 +46,7 @@ Progress = Callable[[str, float], None]
 """Called with (phase, fraction done 0..1)."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltCore:
+class BuiltCore(msgspec.Struct, frozen=True, kw_only=True):
     """An engine core, ready to step."""
 
     core: EngineCore

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
+
+import msgspec
 
 from twostep.config.engine import LinearPrecision
 
 DEFAULT_MODEL = "smollm2-135m"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class HubFile:
+class HubFile(msgspec.Struct, frozen=True, kw_only=True):
     """One file of a Hub repository at a fixed commit, if one is given."""
 
     repo: str
@@ -19,8 +19,7 @@ class HubFile:
     revision: str | None = None
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class WheelMember:
+class WheelMember(msgspec.Struct, frozen=True, kw_only=True):
     """A file inside a wheel of the Python package index."""
 
     requirement: str
@@ -29,8 +28,7 @@ class WheelMember:
     """Path inside the wheel."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DefaultSampling:
+class DefaultSampling(msgspec.Struct, frozen=True, kw_only=True):
     """What the model's authors recommend."""
 
     temperature: float
@@ -38,8 +36,7 @@ class DefaultSampling:
     top_k: int = 0
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class CatalogueModel:
+class CatalogueModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model with a name: one GGUF file."""
 
     name: str

@@ -7,7 +7,6 @@ has; it ignores the signals of a terminal, because what they mean is the parent'
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import faulthandler
 import os
 import signal
@@ -40,8 +39,7 @@ SLOWEST_FLOPS_PER_THREAD = 5e9
 """A machine that computes more slowly may be called hung while it is not."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LoadedCore:
+class LoadedCore(msgspec.Struct, frozen=True):
     """What is served."""
 
     core: EngineCore

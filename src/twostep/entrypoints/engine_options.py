@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from twostep.config.engine import (
     DEFAULT_PREFILL_BURST_TOKENS,
@@ -15,8 +15,7 @@ from twostep.config.engine import (
 from twostep.contracts.pooling import PoolingType
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class EngineOptions:
+class EngineOptions(msgspec.Struct, frozen=True, kw_only=True):
     """What a user may set; None means: find out what is best here."""
 
     runner: RunnerType = "auto"

@@ -7,7 +7,6 @@ is used without opening the network; ``twostep pull`` refreshes it.
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fnmatch
 import json
 import os
@@ -16,6 +15,8 @@ import shutil
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import msgspec
 
 from twostep.contracts.errors import ModelError, ModelNotFoundError, UnsupportedModelError
 from twostep.entrypoints import environment
@@ -32,8 +33,7 @@ _REPOSITORY = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+?)(?::(?P<quant>[\w.-]+))?", 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}\.gguf$", re.IGNORECASE)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Repository:
+class Repository(msgspec.Struct, frozen=True):
     """``org/name`` or ``org/name:QUANT``."""
 
     repo: str

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import msgspec
 
 from twostep.config.model import ModelConfig
 from twostep.contracts.pooling import Pooler
@@ -21,8 +22,7 @@ from twostep.ops.cpu.device_model import CpuModel
 from twostep.structured_output.compiler import LLGuidanceCompiler
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class BuiltEngine:
+class BuiltEngine(msgspec.Struct, frozen=True, kw_only=True):
     """A running engine core and what its front end needs to know."""
 
     client: InprocClient

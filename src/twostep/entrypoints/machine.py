@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import platform
 from pathlib import Path
 
+import msgspec
+
 ROOT = Path("/")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Machine:
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of this process. Memory in bytes; None where the system does not say."""
 
     cpu_model: str

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from twostep.contracts.errors import UsageError
 from twostep.contracts.pooling import Pooler
@@ -11,8 +11,7 @@ from twostep.models.loader.checkpoint import Checkpoint
 from twostep.models.loader.pooling_config import StoredPooling, stored_pooling
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class PoolingChoice:
+class PoolingChoice(msgspec.Struct, frozen=True, kw_only=True):
     """An engine that makes embeddings."""
 
     pooler: Pooler

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 from twostep.contracts.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from twostep.entrypoints import catalogue, hub, store
@@ -14,8 +15,7 @@ from twostep.entrypoints.progress import Reporter, Silent
 from twostep.entrypoints.pull import pull
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ResolvedModel:
+class ResolvedModel(msgspec.Struct, frozen=True, kw_only=True):
     """A model on disk."""
 
     name: str

@@ -8,9 +8,10 @@ left out: they are small and stay in caches. A multiplication and an addition ar
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Mapping
+
+import msgspec
 
 from twostep.models.loader.checkpoint import Checkpoint
 from twostep.models.loader.weights import quantization_format, stored_format
@@ -24,8 +25,7 @@ Operations = dict[str, float]
 """By kind of arithmetic: int8, bf16, fp32."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Work:
+class Work(msgspec.Struct, frozen=True, kw_only=True):
     """Of one or several steps."""
 
     num_bytes: float
@@ -44,8 +44,7 @@ class Work:
         return self.total_operations / self.num_bytes
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Roof:
+class Roof(msgspec.Struct, frozen=True, kw_only=True):
     """What the machine was measured to do."""
 
     bandwidth: float
@@ -60,8 +59,7 @@ class Roof:
         return max(reading, computing), "memory" if reading >= computing else "arithmetic"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class _Matrix:
+class _Matrix(msgspec.Struct, frozen=True, kw_only=True):
     """One weight matrix, or a part of a mixture of experts."""
 
     num_bytes: int

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from twostep.config.engine import SchedulingPolicy
 from twostep.contracts.pooling import Pooler
@@ -17,8 +18,7 @@ from twostep.frontend.tokenizer import Tokenizer
 from twostep.models.loader.checkpoint import Checkpoint
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TextSide:
+class TextSide(msgspec.Struct, frozen=True, kw_only=True):
     """What a model's files say, apart from the weights."""
 
     tokenizer: Tokenizer

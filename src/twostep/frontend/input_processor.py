@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import secrets
 import time
@@ -10,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import msgspec.structs
 
 from twostep.config.engine import SchedulingPolicy
 from twostep.config.limits import Limits
@@ -33,8 +33,7 @@ _INT64 = 2**64
 _MAX_INT64 = 2**63 - 1
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ProcessedRequest:
+class ProcessedRequest(msgspec.Struct, frozen=True):
     """A request that may enter the engine core: one ``EngineCoreRequest`` for each sequence."""
 
     request_id: str

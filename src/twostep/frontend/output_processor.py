@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Iterable, Sequence
 
 import msgspec
+import msgspec.structs
 
 from twostep.contracts.outputs import EngineCoreOutput, PrefillStats
 from twostep.contracts.request import FinishReason
@@ -40,8 +40,7 @@ class ProcessedOutputs(msgspec.Struct):
     """Their figures, if somebody wants them."""
 
 
-@dataclasses.dataclass(slots=True)
-class SequenceTimes:
+class SequenceTimes(msgspec.Struct):
     """When things happened to one sequence; 0 = not yet."""
 
     first_token: float = 0.0
@@ -324,12 +323,12 @@ def merge_request_outputs(
     if kind != RequestOutputKind.DELTA:
         untouched = [o for o in older.outputs if all(o.index != n.index for n in newer.outputs)]
         outputs = sorted([*untouched, *newer.outputs], key=lambda output: output.index)
-        return dataclasses.replace(newer, outputs=outputs)
+        return msgspec.structs.replace(newer, outputs=outputs)
     merged = {output.index: output for output in older.outputs}
     for output in newer.outputs:
         before = merged.get(output.index)
         merged[output.index] = output if before is None else _join_deltas(before, output)
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         newer,
         outputs=[merged[index] for index in sorted(merged)],
         prompt_logprobs=older.prompt_logprobs or newer.prompt_logprobs,
@@ -337,7 +336,7 @@ def merge_request_outputs(
 
 
 def _join_deltas(older: CompletionOutput, newer: CompletionOutput) -> CompletionOutput:
-    return dataclasses.replace(
+    return msgspec.structs.replace(
         newer,
         text=older.text + newer.text,
         token_ids=[*older.token_ids, *newer.token_ids],

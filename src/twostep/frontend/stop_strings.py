@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Sequence
 
+import msgspec
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class StopMatch:
+
+class StopMatch(msgspec.Struct, frozen=True):
     """A stop string that has just been completed."""
 
     stop: str

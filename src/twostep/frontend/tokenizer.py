@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import codecs
-import dataclasses
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from twostep.contracts.errors import InvalidRequestError
 from twostep.frontend.added_tokens import AddedTokenMatcher
@@ -84,8 +85,7 @@ def _ids(library: tokenizers.Tokenizer, text: str) -> list[int]:
     return library.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SpecialTokens:
+class SpecialTokens(msgspec.Struct, frozen=True, kw_only=True):
     """The ids with a meaning of their own, and what goes around a text."""
 
     ids: frozenset[int] = frozenset()
@@ -98,7 +98,7 @@ class SpecialTokens:
     """Put before every text (BOS, mostly)."""
     suffix_ids: tuple[int, ...] = ()
     """Put behind every text; empty for generating models."""
-    by_name: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    by_name: Mapping[str, str] = msgspec.field(default_factory=dict)
     """{"bos_token": "<s>", ...}: what chat templates see."""
     strips_left: frozenset[int] = frozenset()
     """Special tokens that swallow white space before them."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from twostep.contracts.errors import OutOfMemoryError
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class KVCacheSizing:
+class KVCacheSizing(msgspec.Struct, frozen=True, kw_only=True):
     """The size of the KV cache and why it is that."""
 
     num_blocks: int

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from twostep.contracts.errors import UsageError
 
 Bounds = tuple[float, ...]
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Buckets:
+class Buckets(msgspec.Struct, frozen=True, kw_only=True):
     """One set of bounds for each kind of figure."""
 
     request_tokens: Bounds
@@ -62,7 +62,7 @@ def _one_two_five(largest: int) -> Bounds:
 
 
 def _read_overrides(text: str) -> Mapping[str, Bounds]:
-    names = [field.name for field in dataclasses.fields(Buckets)]
+    names = list(Buckets.__struct_fields__)
     try:
         given: Any = json.loads(text)
     except ValueError:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import os
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
+
+import msgspec
 
 from twostep.contracts.errors import UsageError
 from twostep.contracts.outputs import SchedulerStats
@@ -29,14 +30,13 @@ class _Clock(Protocol):
     def __call__(self) -> int: ...
 
 
-@dataclasses.dataclass(slots=True)
-class _Request:
+class _Request(msgspec.Struct):
     """What is known of a request that goes on."""
 
     params: SamplingParams | None = None
     operation: str = "text_completion"
-    headers: Mapping[str, str] = dataclasses.field(default_factory=dict)
-    sequences: list[FinishedRequestStats] = dataclasses.field(default_factory=list)
+    headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    sequences: list[FinishedRequestStats] = msgspec.field(default_factory=list)
 
 
 class RequestTracer:

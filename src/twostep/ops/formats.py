@@ -6,11 +6,12 @@ own scales. The layouts are those of GGUF files, so a tensor's bytes are used as
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, cast
 
+import msgspec
+import msgspec.structs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +21,7 @@ Float32Array = NDArray[np.float32]
 Bytes = NDArray[np.uint8]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Format:
+class Format(msgspec.Struct, frozen=True):
     """How weights lie in memory."""
 
     name: str
@@ -137,10 +137,10 @@ def requantize(raw: RawTensor, format_name: str) -> RawTensor:
     for start in range(0, rows, step):
         stop = min(start + step, rows)
         chunk = raw.data[start * source_row : stop * source_row]
-        values = dequantize(dataclasses.replace(raw, shape=(stop - start, width), data=chunk))
+        values = dequantize(msgspec.structs.replace(raw, shape=(stop - start, width), data=chunk))
         packed = quantize(values, format_name) if target.is_quantized else _cast(values, target)
         out[start * target_row : stop * target_row] = packed
-    return dataclasses.replace(raw, format=format_name, data=out)
+    return msgspec.structs.replace(raw, format=format_name, data=out)
 
 
 def is_finite(raw: RawTensor) -> bool:

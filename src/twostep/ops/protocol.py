@@ -9,8 +9,9 @@ an eager one (``reference``). It may not look inside a handle.
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any, Literal, Protocol, TypeAlias
+
+import msgspec
 
 from twostep.config.model import Activation, RopeConfig
 
@@ -24,8 +25,7 @@ FlatBatch: TypeAlias = Any
 LinearPrecision = Literal["int8", "bf16"]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class AttentionSpec:
+class AttentionSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One attention layer."""
 
     layer: int
@@ -145,8 +145,7 @@ class WeightFactory(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RawTensor:
+class RawTensor(msgspec.Struct, frozen=True, kw_only=True):
     """A tensor as its file holds it."""
 
     name: str

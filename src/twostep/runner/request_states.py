@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from twostep.contracts.plan import NewRequestData
 
 
-@dataclasses.dataclass(slots=True)
-class RequestState:
+class RequestState(msgspec.Struct):
     """What the runner knows of a request. Owned by :class:`RequestStates`."""
 
     row: int

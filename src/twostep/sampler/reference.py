@@ -27,10 +27,10 @@ boundary: ``Sampled.margin`` says how close that was.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,8 +49,7 @@ class SampleError(ValueError):
     """A row cannot be sampled: broken logits, or no token is left."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Sampled:
+class Sampled(msgspec.Struct, frozen=True):
     """A token, and the least distance, in probability, of any decision from going the other way."""
 
     token: int

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from twostep.contracts.plan import NewRequestData
@@ -13,8 +13,7 @@ from twostep.contracts.sampling import SamplingParams
 _SEED_MASK = (1 << 64) - 1
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class RowParams:
+class RowParams(msgspec.Struct, frozen=True, kw_only=True):
     """The keywords of the native ``SampleState.stage``; ``docs/sampling.md`` has their meaning."""
 
     prompt_len: int
@@ -30,19 +29,19 @@ class RowParams:
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    bias_ids: list[int] = dataclasses.field(default_factory=list)
-    bias_values: list[float] = dataclasses.field(default_factory=list)
+    bias_ids: list[int] = msgspec.field(default_factory=list)
+    bias_values: list[float] = msgspec.field(default_factory=list)
     """One for each of ``bias_ids``; clamped to ±100."""
-    allowed_ids: list[int] = dataclasses.field(default_factory=list)
+    allowed_ids: list[int] = msgspec.field(default_factory=list)
     """Empty: every token."""
-    bad_words: list[list[int]] = dataclasses.field(default_factory=list)
-    stop_ids: list[int] = dataclasses.field(default_factory=list)
+    bad_words: list[list[int]] = msgspec.field(default_factory=list)
+    stop_ids: list[int] = msgspec.field(default_factory=list)
     """Masked while the request has fewer than ``min_tokens`` outputs."""
     min_tokens: int = 0
     num_logprobs: int = -1
     """How many besides the sampled token's own; -1 is off."""
     num_prompt_logprobs: int = -1
-    logprob_ids: list[int] = dataclasses.field(default_factory=list)
+    logprob_ids: list[int] = msgspec.field(default_factory=list)
     """Of sampled tokens: these instead of the best ``num_logprobs``."""
 
 
@@ -96,7 +95,5 @@ def _count(logprobs: int | None, vocab_size: int) -> int:
     return vocab_size if logprobs < 0 else logprobs
 
 
-_FIELDS = tuple(
-    field.name for field in dataclasses.fields(RowParams) if field.name != "logprob_ids"
-)
+_FIELDS = tuple(name for name in RowParams.__struct_fields__ if name != "logprob_ids")
 """``logprob_ids`` is rarely there: most rows are staged without it."""

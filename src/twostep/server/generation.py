@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import logging
 from collections.abc import AsyncIterator, Sequence
 from typing import Any, Protocol
+
+import msgspec
 
 from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.outputs import NO_TOKEN_LEFT
@@ -36,8 +37,7 @@ from twostep.server.state import ServerState
 logger = logging.getLogger(__name__)
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Job:
+class Job(msgspec.Struct, frozen=True):
     """One prompt and how it is to be continued, or made a vector of."""
 
     prompt: PromptType

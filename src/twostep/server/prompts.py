@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
+
+import msgspec
 
 from twostep.contracts.sampling import SamplingParams
 from twostep.frontend.chat_prompt import ChatPrompter
@@ -25,8 +26,7 @@ CHARS_PER_TOKEN = 4
 """For the estimate of a text's tokens before it is tokenised."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One prompt."""
 
     engine_prompt: PromptType
@@ -147,8 +147,7 @@ def truncated(
 # -- chat ---------------------------------------------------------------------------------------
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ChatPrompt:
+class ChatPrompt(msgspec.Struct, frozen=True):
     """A conversation, rendered."""
 
     text: str

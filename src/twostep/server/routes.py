@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 from starlette.types import ASGIApp
 
 from twostep.server import status, tokenization
@@ -29,8 +29,7 @@ from twostep.server.protocol.tokenize import (
 from twostep.server.state import ServerState
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """One path of the API."""
 
     path: str

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
 
+import msgspec
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ServerSettings:
+
+class ServerSettings(msgspec.Struct, frozen=True, kw_only=True):
     """Frozen when the server starts."""
 
     served_model_names: tuple[str, ...]

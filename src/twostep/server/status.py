@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import msgspec
+import msgspec.structs
 
 from twostep import __version__
 from twostep.server.errors import ApiError, scrub
@@ -123,7 +123,7 @@ async def server_info(state: ServerState, call: HttpCall) -> None:
     """What runs here, with which settings. Keys and paths are not told."""
     info = msgspec.structs.asdict(state.engine.info)
     info.pop("model_path", None)
-    settings = dataclasses.asdict(state.settings)
+    settings = msgspec.structs.asdict(state.settings)
     settings["api_keys"] = len(state.settings.api_keys)
     await call.answer_json(
         {

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections import deque
 from collections.abc import Iterable, Sequence
+
+import msgspec
 
 from twostep.contracts.outputs import EngineCoreOutputs
 from twostep.contracts.request import EngineCoreRequest
@@ -18,8 +19,7 @@ from twostep.sim.traffic import Traffic
 COST_TERMS = ("weights", "compute", "attention", "logits", "sampling", "launch", "communication")
 
 
-@dataclasses.dataclass(slots=True)
-class RequestTimes:
+class RequestTimes(msgspec.Struct):
     """One request, in virtual seconds."""
 
     arrival: float
@@ -48,21 +48,20 @@ class RequestTimes:
         return self.last_token - self.arrival
 
 
-@dataclasses.dataclass(slots=True)
-class CapacityFigures:
+class CapacityFigures(msgspec.Struct):
     """Sums over all steps and all requests."""
 
-    requests: dict[str, RequestTimes] = dataclasses.field(default_factory=dict)
+    requests: dict[str, RequestTimes] = msgspec.field(default_factory=dict)
     duration: float = 0.0
     """Virtual seconds, from 0 to the last token."""
-    device_seconds: dict[str, float] = dataclasses.field(
+    device_seconds: dict[str, float] = msgspec.field(
         default_factory=lambda: dict.fromkeys(COST_TERMS, 0.0)
     )
     num_steps: int = 0
     num_batched_requests: int = 0
     num_batched_tokens: int = 0
     """Padding included."""
-    graph_modes: dict[str, int] = dataclasses.field(default_factory=dict)
+    graph_modes: dict[str, int] = msgspec.field(default_factory=dict)
     num_preemptions: int = 0
     peak_running: int = 0
     peak_waiting: int = 0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Literal
+
+import msgspec
 
 from twostep.contracts.errors import OutOfMemoryError
 from twostep.kv_cache.sizing import KVCacheSizing, kv_block_bytes, size_kv_cache
@@ -16,8 +17,7 @@ GPU_MEMORY_UTILIZATION = 0.92
 BLOCK_SIZE = 16
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Budgets:
+class Budgets(msgspec.Struct, frozen=True):
     """Size of a step."""
 
     max_num_batched_tokens: int
@@ -36,8 +36,7 @@ def default_budgets(device: SimDevice, usage: UsageContext) -> Budgets:
     return Budgets(2048 if is_api else 8192, 256)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class MemoryBudget:
+class MemoryBudget(msgspec.Struct, frozen=True, kw_only=True):
     """Where the memory of one device goes, in bytes."""
 
     total: int

@@ -9,14 +9,16 @@ Peaks are dense ones (without structured sparsity) from the vendors' public data
 A sheet's "80 GB" of memory is read as 80 GiB, as the driver counts it (to 1-2 %).
 
 What share of a peak is reached, and what a launch costs, stands on no data sheet. The values here
-are assumptions for planning, the same for all GPUs; measured ones go in by ``dataclasses.replace``.
+are assumptions for planning, the same for all GPUs; measured ones go in by
+``msgspec.structs.replace``.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from types import MappingProxyType
+
+import msgspec
 
 from twostep.contracts.errors import UsageError
 from twostep.runner.graphs import MAX_CAPTURE_SIZE, GraphMode
@@ -26,8 +28,7 @@ TERA = 1e12
 GIGA = 1e9
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SimDevice:
+class SimDevice(msgspec.Struct, frozen=True, kw_only=True):
     """What a step's time is computed from. Seconds, bytes, FLOP/s, bytes/s."""
 
     name: str

@@ -7,9 +7,9 @@ The device works like a stream: a step starts when it was launched and the one b
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -33,8 +33,7 @@ HostCost = Callable[[SchedulerOutput], float]
 HISTORY = 64
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class SimStep:
+class SimStep(msgspec.Struct, frozen=True, kw_only=True):
     """One step as the device saw it. B requests, T tokens."""
 
     step_id: int
@@ -84,8 +83,7 @@ class SimFuture:
         return self._output
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Launched:
+class _Launched(msgspec.Struct, frozen=True):
     """A forward pass that waits for ``sample_tokens``."""
 
     plan: SchedulerOutput

@@ -5,10 +5,11 @@ Legend: T tokens, S logits rows. A multiplication and an addition are two operat
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+
+import msgspec
 
 from twostep.config.model import ModelConfig
 from twostep.contracts.errors import ModelNotFoundError, UsageError
@@ -45,8 +46,7 @@ KERNELS_AROUND = 2
 """Embedding and last norm."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ModelFacts:
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A model and the number types it is served with."""
 
     name: str

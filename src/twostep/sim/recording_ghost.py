@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
+
+import msgspec
 
 from twostep.contracts.outputs import ModelRunnerOutput
 from twostep.contracts.plan import GrammarOutput, SchedulerOutput
 from twostep.sim.ghost import GhostExecutor, GhostFuture
 
 
-@dataclasses.dataclass
-class Flat:
+class Flat(msgspec.Struct):
     """The flat batch of a step, as the runner would lay it out (decodes first)."""
 
     req_ids: list[str]

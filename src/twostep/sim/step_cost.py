@@ -7,9 +7,9 @@ another. Host time is not in here (see ``SimExecutor``).
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ REDUCES_PER_LAYER = 2
 """Sums over a tensor-parallel group: after attention's and after the MLP's output."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StepCost:
+class StepCost(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of one step on one device of its group, and what they were computed from."""
 
     weights: float

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import random
 from collections.abc import Iterator
+
+import msgspec
 
 from twostep.contracts.request import EngineCoreRequest
 from twostep.contracts.sampling import SamplingParams
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LengthRange:
+class LengthRange(msgspec.Struct, frozen=True):
     """Tokens, drawn evenly from both ends and all between."""
 
     low: int
@@ -21,8 +21,7 @@ class LengthRange:
         return str(self.low) if self.low == self.high else f"{self.low}-{self.high}"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Traffic:
+class Traffic(msgspec.Struct, frozen=True, kw_only=True):
     """What users do. Exactly one of ``request_rate`` and ``concurrency`` is set."""
 
     num_requests: int

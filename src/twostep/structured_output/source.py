@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import re
 from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from twostep.config.limits import Limits
 from twostep.contracts.errors import InvalidRequestError
@@ -26,8 +27,7 @@ _NAME = re.compile(r"\b[A-Z_][A-Z0-9_]*\b")
 _DIRECTIVE = re.compile(r"\s*%llguidance[ \t]*(\{[^\n]*\})[ \t]*(?:\n|$)")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GrammarSource:
+class GrammarSource(msgspec.Struct, frozen=True):
     """What is compiled; equal sources give equal grammars."""
 
     kind: str

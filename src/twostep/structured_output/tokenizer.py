@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
+
+import msgspec
 
 if TYPE_CHECKING:
     import llguidance
@@ -13,8 +14,7 @@ _SPECIAL_MARK = 0xFF
 """llguidance marks special tokens with this first byte; no text in UTF-8 has it."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Vocabulary:
+class Vocabulary(msgspec.Struct, frozen=True):
     """The tokens of a model."""
 
     token_bytes: Sequence[bytes]

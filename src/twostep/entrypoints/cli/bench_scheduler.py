@@ -6,11 +6,13 @@ Drives ``Scheduler`` and ``AsyncScheduler`` themselves: only ``schedule`` and
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import json
 import statistics
 import time
+
+import msgspec
+import msgspec.structs
 
 from twostep.config.engine import CacheConfig, SchedulerConfig
 from twostep.contracts.outputs import ModelRunnerOutput
@@ -32,8 +34,7 @@ PREFILL_WARMUP = 90
 """Long prompts fill the pool first: from then on every new block evicts an old one."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Cost:
+class Cost(msgspec.Struct, frozen=True):
     """Microseconds of host time per step."""
 
     schedule_us: float
@@ -79,11 +80,13 @@ def measure(decodes: list[int], steps: int) -> dict[str, object]:
     for is_async in (False, True):
         for count in decodes:
             cost = decode_cost(count, steps, is_async=is_async)
-            rows.append({"case": f"{count} decodes", "async": is_async, **dataclasses.asdict(cost)})
+            rows.append(
+                {"case": f"{count} decodes", "async": is_async, **msgspec.structs.asdict(cost)}
+            )
         for count in (0, 64):
             cost = prefill_cost(count, max(1, steps // 2), is_async=is_async)
             name = f"{LONG_PROMPT_TOKENS}-token prompts in chunks, {count} decodes"
-            rows.append({"case": name, "async": is_async, **dataclasses.asdict(cost)})
+            rows.append({"case": name, "async": is_async, **msgspec.structs.asdict(cost)})
     return {"unit": "microseconds per step (schedule + update)", "rows": rows}
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, cast
+
+import msgspec
 
 from twostep.contracts.errors import TwostepError, UsageError
 from twostep.contracts.sampling import SamplingParams
@@ -37,8 +38,7 @@ Hand all requests to the engine at once and time until the last one ends.
 """
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Request:
+class Request(msgspec.Struct, frozen=True):
     """One request: a text, or token ids."""
 
     prompt: dict[str, Any]

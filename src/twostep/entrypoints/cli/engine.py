@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
+
+import msgspec
 
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import SamplingParams
@@ -125,14 +126,13 @@ def phases() -> Iterator[Callable[[str, float], None]]:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-@dataclasses.dataclass(slots=True)
-class Answer:
+class Answer(msgspec.Struct):
     """One answer as it grows."""
 
     started: float
     """Seconds, the caller's clock."""
     text: str = ""
-    token_ids: list[int] = dataclasses.field(default_factory=list)
+    token_ids: list[int] = msgspec.field(default_factory=list)
     first_token: float | None = None
     last_token: float | None = None
     finish_reason: str | None = None

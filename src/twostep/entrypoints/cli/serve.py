@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import os
 import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import msgspec.structs
 
 from twostep.contracts.errors import UsageError
 from twostep.entrypoints.catalogue import DEFAULT_MODEL
@@ -258,7 +259,7 @@ async def load_engine(
         model = await asyncio.to_thread(resolve, name, ProgressReporter(from_thread))
         options, template = core_options(args)
         if state.status == "restarting":  # the files show how the first core died: keep them
-            options = dataclasses.replace(options, trace=None, record=None)
+            options = msgspec.structs.replace(options, trace=None, record=None)
         recommended = None if args.generation_config == "vllm" else default_sampling(model)
         defaults = default_params(recommended, args.override_generation_config)
         engine = await start_async_llm(

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import importlib
 import re
 from typing import TYPE_CHECKING, Any
+
+import msgspec.structs
 
 from twostep.config.engine import DEFAULT_PREFILL_BURST_TOKENS
 from twostep.contracts.errors import UsageError
@@ -250,7 +251,7 @@ def report(
             "max_concurrency": round(sizing.max_concurrency, 2),
         },
         "traffic": {
-            **dataclasses.asdict(traffic),
+            **msgspec.structs.asdict(traffic),
             "input_len": str(traffic.input_len),
             "output_len": str(traffic.output_len),
         },

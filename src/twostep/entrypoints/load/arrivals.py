@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import random
 from typing import Literal
 
+import msgspec
+
 RampUp = Literal["linear", "exponential"]
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Rate:
+class Rate(msgspec.Struct, frozen=True):
     """How requests arrive."""
 
     requests_per_second: float = math.inf

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any, Literal
@@ -19,8 +18,7 @@ ENDPOINTS: dict[Backend, str] = {
 }
 
 
-@dataclasses.dataclass(slots=True)
-class Outcome:
+class Outcome(msgspec.Struct):
     """What came of one request. Times in seconds."""
 
     prompt_len: int
@@ -31,7 +29,7 @@ class Outcome:
     """By the server's usage if it told, else chunks."""
     ttft: float = 0.0
     """Time to the first piece of the answer."""
-    itl: list[float] = dataclasses.field(default_factory=list)
+    itl: list[float] = msgspec.field(default_factory=list)
     """Time between the pieces."""
     latency: float = 0.0
     queue_time: float = 0.0
@@ -40,8 +38,7 @@ class Outcome:
     error: str = ""
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class Target(msgspec.Struct, frozen=True, kw_only=True):
     """The server, and what every request says."""
 
     backend: Backend

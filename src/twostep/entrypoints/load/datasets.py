@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import random
 import re
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from twostep.contracts.errors import UsageError
 from twostep.frontend.tokenizer import Tokenizer
@@ -19,8 +20,7 @@ SHAREGPT_MAX_PROMPT = 1024
 SHAREGPT_MAX_TOTAL = 2048
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """One request."""
 
     text: str

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from twostep.contracts.errors import UsageError
 from twostep.entrypoints.load.client import Outcome
@@ -25,8 +26,7 @@ HEADINGS = {
 }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class Samples:
+class Samples(msgspec.Struct, frozen=True):
     """Seconds, by metric; of the requests that succeeded."""
 
     by_metric: Mapping[str, list[float]]

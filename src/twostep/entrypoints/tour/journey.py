@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
+import msgspec
 
 from twostep.contracts.errors import TwostepError, UsageError
 from twostep.contracts.executor import Executor
@@ -21,8 +21,7 @@ OUTPUTS_AFTER = 10_000
 """B and A go on as long as anybody looks."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Situation:
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """Who is there when call k begins."""
 
     prompt_tokens_b: int = 500
@@ -32,8 +31,7 @@ class Situation:
     """A's first chunk is on the device with it."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Journey:
+class Journey(msgspec.Struct, frozen=True, kw_only=True):
     """What happened, from call k on."""
 
     client: InprocClient

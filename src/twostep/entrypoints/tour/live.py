@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
+
+import msgspec
 
 from twostep.contracts.errors import TwostepError
 from twostep.contracts.plan import SchedulerOutput
@@ -26,8 +27,7 @@ STEADY_STEPS = 60
 HOST_LANES: tuple[Lane, ...] = ("planning", "launch", "sampling", "wait", "update", "output")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LiveTour:
+class LiveTour(msgspec.Struct, frozen=True, kw_only=True):
     """What was seen."""
 
     journey: Journey
@@ -167,8 +167,7 @@ def live_config(engine: BuiltEngine) -> dict[str, Any]:
     }
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class LaneSpan:
+class LaneSpan(msgspec.Struct, frozen=True):
     """What was busy with what, in ms since call k began."""
 
     lane: str

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
+
+import msgspec.structs
 
 from twostep.entrypoints.tour import facts
 from twostep.entrypoints.tour.document import journey_document
@@ -18,7 +19,7 @@ def live_document(tour: LiveTour) -> dict[str, Any]:
         "config": tour.config,
         **journey_document(journey),
         "time": {
-            "lanes_of_call_k_ms": [dataclasses.asdict(span) for span in lanes_of_call(journey)],
+            "lanes_of_call_k_ms": [msgspec.structs.asdict(span) for span in lanes_of_call(journey)],
             "overlap_of_call_k": overlap_of_call(journey.calls[0]),
             "host_us_measured": facts.host_lane(journey.calls[0]),
             "steady_decode": tour.steady,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -51,8 +50,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     requests: dict[str, Counters]
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class Launch:
+class Launch(msgspec.Struct, frozen=True, kw_only=True):
     """What the runner made of a plan."""
 
     batch: InputBatch

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
+
+import msgspec
 
 from twostep.config.model import ModelConfig
 from twostep.ops.protocol import RawTensor
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class TokenizerSource:
+class TokenizerSource(msgspec.Struct, frozen=True, kw_only=True):
     """Where the tokenizer of a checkpoint comes from: exactly one of the two is set."""
 
     directory: Path | None = None

@@ -7,13 +7,13 @@ when somebody asks.
 
 from __future__ import annotations
 
-import dataclasses
 import math
 import struct
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -80,8 +80,7 @@ _SCALARS: dict[int, str] = {
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GGUFTensor:
+class GGUFTensor(msgspec.Struct, frozen=True):
     """One entry of the tensor directory, checked to lie inside the file."""
 
     name: str
@@ -93,8 +92,7 @@ class GGUFTensor:
     nbytes: int
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class _Array:
+class _Array(msgspec.Struct, frozen=True):
     """An array that was measured but not decoded."""
 
     kind: int

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import msgspec.structs
 import numpy as np
 
 from twostep.config.model import ModelConfig
@@ -102,4 +102,4 @@ def _is_used(name: str, config: ModelConfig) -> bool:
 def _plus_one(raw: RawTensor) -> RawTensor:
     """Gemma stores its norm weights less one."""
     values = dequantize(raw) + np.float32(1)
-    return dataclasses.replace(raw, format="F32", data=values.view(np.uint8).reshape(-1))
+    return msgspec.structs.replace(raw, format="F32", data=values.view(np.uint8).reshape(-1))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from twostep.contracts.errors import UnsupportedModelError
 from twostep.contracts.pooling import PoolingType
@@ -23,8 +24,7 @@ _WORDS: dict[str, PoolingType] = {"cls": "cls", "mean": "mean", "lasttoken": "la
 _GGUF: dict[int, PoolingType] = {1: "mean", 2: "cls", 3: "last"}
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class StoredPooling:
+class StoredPooling(msgspec.Struct, frozen=True, kw_only=True):
     """What a checkpoint says; None: nothing."""
 
     kind: PoolingType | None = None

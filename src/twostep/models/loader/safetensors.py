@@ -5,11 +5,11 @@ As with GGUF, the header is not trusted: lengths and offsets are checked before 
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from pathlib import Path
 from typing import Any, TypeGuard
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -42,8 +42,7 @@ _ITEM_BYTES = {
 READABLE = ("F32", "F16", "BF16")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class SafetensorsEntry:
+class SafetensorsEntry(msgspec.Struct, frozen=True):
     """One tensor of a header, checked to lie inside its file."""
 
     name: str

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from collections.abc import Callable
 from typing import Literal
 
+import msgspec.structs
 import numpy as np
 
 from twostep.config.model import ModelConfig
@@ -121,7 +121,7 @@ class WeightLoader:
             self._load(segments, (num_segments, width), None),
         ]
         values = dequantize(parts[0]) + dequantize(parts[1])[0]
-        table = dataclasses.replace(
+        table = msgspec.structs.replace(
             parts[0], format="F32", data=np.ascontiguousarray(values).view(np.uint8).reshape(-1)
         )
         weight = self._factory.vector(table)

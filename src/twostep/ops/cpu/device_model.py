@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from typing import Any, Protocol
 
 import msgspec
@@ -38,8 +37,7 @@ class RecordableModel(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class DeviceLimits:
+class DeviceLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Sizes of the static buffers."""
 
     max_num_seqs: int

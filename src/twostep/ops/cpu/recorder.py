@@ -12,10 +12,11 @@ Legend: T tokens of the flat batch, S rows that get logits.
 
 from __future__ import annotations
 
-import dataclasses
 from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
+
+import msgspec
 
 from twostep import _native as native
 from twostep.config.model import Activation, RopeConfig
@@ -25,8 +26,7 @@ from twostep.ops.protocol import AttentionSpec
 RowSet = native.RowSet
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Value:
+class Value(msgspec.Struct, eq=False):
     """An activation [T or S, width]: the forms that are read, and its buffers once emitted."""
 
     width: int
@@ -35,16 +35,15 @@ class Value:
     gather_of: Value | None = None
     """Set by ``gather_rows``: a norm reads through it and nothing is copied."""
     wants_rows: bool = False
-    wants_acts: set[Any] = dataclasses.field(default_factory=set)
+    wants_acts: set[Any] = msgspec.field(default_factory=set)
     num_readers: int = 0
     last_use: int = -1
     """Index of the last record that touches it."""
     rows: Any = None
-    acts: dict[Any, Any] = dataclasses.field(default_factory=dict)
+    acts: dict[Any, Any] = msgspec.field(default_factory=dict)
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class Record:
+class Record(msgspec.Struct, eq=False):
     """One op of the plan; ``emit`` adds the native op once the buffers are known."""
 
     kind: str

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -13,8 +13,7 @@ from twostep.ops.formats import dequantize
 from twostep.ops.protocol import LinearPrecision, RawTensor
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class CpuWeight:
+class CpuWeight(msgspec.Struct, frozen=True):
     """A packed matrix [out_features, in_features]."""
 
     native: Any
@@ -27,8 +26,7 @@ class CpuWeight:
         return self.native.act_form
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class GatedWeight:
+class GatedWeight(msgspec.Struct, frozen=True):
     """gate and up, interleaved so that one task streams one region."""
 
     native: Any

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,16 +22,14 @@ from twostep.ops.reference.rope import apply_rope, rope_tables
 from twostep.ops.reference.rounding import Float32Array, StorageDtype, round_bf16
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ReferenceWeight:
+class ReferenceWeight(msgspec.Struct, frozen=True):
     """A matrix [N, K] or vector [N] in float32, and how activations meet it."""
 
     values: Float32Array
     act: ActivationMode = "f32"
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True, slots=True)
-class ReferenceBatch:
+class ReferenceBatch(msgspec.Struct, frozen=True, kw_only=True):
     """One step: the scheduled tokens of R requests, one after the other."""
 
     token_ids: NDArray[np.int64]

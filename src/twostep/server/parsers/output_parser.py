@@ -6,9 +6,10 @@ White space between the answer and a think block or a call belongs to neither.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Protocol
+
+import msgspec
 
 from twostep.server.parsers.events import (
     CallIds,
@@ -62,8 +63,7 @@ class CallReader(Protocol):
         ...
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ToolSyntax:
+class ToolSyntax(msgspec.Struct, frozen=True):
     """How a model writes calls."""
 
     opening: Sequence[str]
@@ -76,8 +76,7 @@ class ToolSyntax:
     """Reads the section that a marker opened ("" if its first character did)."""
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
-class ThinkTags:
+class ThinkTags(msgspec.Struct, frozen=True):
     """What surrounds a model's reasoning."""
 
     start: str
