@@ -252,6 +252,7 @@ def test_a_run_with_grammars(tmp_path: Path, capsys: Capture) -> None:
         outputs = llm.generate(["Once"] * len(every), every, use_tqdm=False)
     assert {o.outputs[0].finish_reason for o in outputs} == {"stop", "length", "error"}
     assert main(["replay", str(record), "--json"]) == 0
+    assert logging.getLogger("twostep.engine").level == logging.NOTSET, "of whoever called us"
     found = json.loads(capsys.readouterr().out)
     assert found["equal"]
     assert not found["was_killed"]

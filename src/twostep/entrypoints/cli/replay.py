@@ -49,8 +49,6 @@ def run(argv: list[str]) -> int:
         "-v", "--verbose", action="store_true", help="at a difference show both plans"
     )
     args = parser.parse(argv)
-    # A step that failed when it was recorded fails again, with a traceback nobody needs here.
-    logging.getLogger("twostep.engine").setLevel(logging.CRITICAL)
     path = Path(args.file).expanduser()
     try:
         file = path.open("rb")
@@ -62,7 +60,8 @@ def run(argv: list[str]) -> int:
         with open_trace(args.trace, recording.header) as trace_file:
             steps = Steps(trace_file, show=not args.json)
             replay = Replay(recording, clock, Timeline(clock, steps.add))
-            difference = replay.run(args.until)
+            with quiet_engine():
+                difference = replay.run(args.until)
     was_killed = not recording.is_complete and args.until is None and difference is None
     if was_killed:
         end = "before its first step" if replay.step_id < 0 else f"after step {replay.step_id}"
@@ -96,6 +95,18 @@ def run(argv: list[str]) -> int:
     if figures := overlap_figures(steps.spans):
         print(figures)
     return 0
+
+
+@contextlib.contextmanager
+def quiet_engine() -> Iterator[None]:
+    """A step that failed when it was recorded fails again, with a traceback nobody needs here."""
+    logger = logging.getLogger("twostep.engine")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def difference_document(difference: Difference, *, with_plans: bool) -> dict[str, Any]:
