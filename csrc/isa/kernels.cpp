@@ -101,6 +101,7 @@ std::vector<std::string> read_features() {
   add(zmm && (l7.ebx >> 17 & 1), "avx512dq");
   add(zmm && (l7.ebx >> 30 & 1), "avx512bw");
   add(zmm && (l7.ebx >> 31 & 1), "avx512vl");
+  add(zmm && (l7.ecx >> 8 & 1), "gfni");
   add(zmm && (l7.ecx >> 11 & 1), "avx512_vnni");
   add(zmm && has71 && (l71.eax >> 5 & 1), "avx512_bf16");
   add(ymm && has71 && (l71.eax >> 4 & 1), "avx_vnni");
@@ -165,7 +166,7 @@ std::vector<std::string> runnable([[maybe_unused]] const std::vector<std::string
   if (all({"avx2", "fma", "f16c", "avx512f", "avx512dq", "avx512bw", "avx512vl", "avx512_vnni",
            "avx512_bf16"})) {
 #ifdef TWOSTEP_HAS_AMX
-    if (all({"amx_tile", "amx_int8", "amx_bf16"}) && may_use_tiles()) isas.emplace_back("amx");
+    if (all({"gfni", "amx_tile", "amx_int8", "amx_bf16"}) && may_use_tiles()) isas.emplace_back("amx");
 #endif
     isas.emplace_back("avx512");
   }

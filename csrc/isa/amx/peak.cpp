@@ -29,10 +29,10 @@ void run(int64_t rounds, float* sink, Multiply multiply) {
 
 double int8(int64_t rounds, float* sink) {
   run(rounds, sink, [] {
-    dot_s8u8<0, 4, 5>();
-    dot_s8u8<1, 4, 5>();
-    dot_s8u8<2, 4, 5>();
-    dot_s8u8<3, 4, 5>();
+    dot_s8<0, 4, 5>();
+    dot_s8<1, 4, 5>();
+    dot_s8<2, 4, 5>();
+    dot_s8<3, 4, 5>();
   });
   return 2.0 * 16 * 16 * 64 * 4 * static_cast<double>(rounds);
 }

@@ -46,10 +46,10 @@ inline void store(void* rows, size_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" : : "r"(rows), "r"(stride), "i"(tile) : "memory");
 }
 
-// sum [rows of a][16] int32 += a [rows][4 k] int8 times b [k][16][4] uint8.
+// sum [rows of a][16] int32 += a [rows][4 k] int8 times b [k][16][4] int8.
 template <int sum, int a, int b>
-inline void dot_s8u8() {
-  asm volatile("tdpbsud %%tmm%c0, %%tmm%c1, %%tmm%c2" : : "i"(b), "i"(a), "i"(sum));
+inline void dot_s8() {
+  asm volatile("tdpbssd %%tmm%c0, %%tmm%c1, %%tmm%c2" : : "i"(b), "i"(a), "i"(sum));
 }
 // sum [rows of a][16] float32 += a [rows][2 k] bf16 times b [k][16][2] bf16.
 template <int sum, int a, int b>
