@@ -133,8 +133,9 @@ void put_float_panel(Kind kind, int width, int k, uint8_t* panel, int lanes, con
   if (kind == Kind::F16) return interleave<2>(panel, width, lanes, rows, stride, k);
   interleave<4>(panel, width, lanes, rows, stride, k / 2);  // bf16 lies in pairs
   if (k % 2 == 0) return;
+  uint8_t* last = panel + static_cast<size_t>(k / 2) * width * 4;
   for (int lane = 0; lane < lanes; lane++) {
-    std::memcpy(panel + (static_cast<size_t>(k / 2) * width + lane) * 4, rows + lane * stride + (k - 1) * 2, 2);
+    std::memcpy(last + lane * 4, rows + lane * stride + static_cast<size_t>(k - 1) * 2, 2);
   }
 }
 

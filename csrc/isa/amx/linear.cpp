@@ -41,11 +41,6 @@ constexpr int kMinRows = 8;
 constexpr int kFewRows = 2;
 #include "isa/amx/linear_bf16.inc"
 
-template <ActForm form, Kind K>
-void as_avx512(const PanelArgs& a) {
-  avx512::kLinearKernels->panels[static_cast<int>(form)][static_cast<int>(K)](a);
-}
-
 template <Kind K>
 struct Int8 {
   template <int R>
@@ -60,7 +55,9 @@ struct Int8 {
 };
 
 template <Kind K>
-constexpr auto kExact = as_avx512<ActForm::F32, K>;
+void exact(const PanelArgs& a) {
+  avx512::kLinearKernels->panels[static_cast<int>(ActForm::F32)][static_cast<int>(K)](a);
+}
 
 const LinearKernels kTable{
     V::W,
@@ -72,9 +69,9 @@ const LinearKernels kTable{
       nullptr, nullptr, nullptr, nullptr},
      {nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, bf16_tiles,
       nullptr, nullptr},
-     {kExact<Kind::U4>, kExact<Kind::U4M>, kExact<Kind::U4K>, kExact<Kind::U5>, kExact<Kind::U5M>,
-      kExact<Kind::U5K>, kExact<Kind::U6K>, kExact<Kind::U8>, nullptr, kExact<Kind::BF16>,
-      kExact<Kind::F16>, kExact<Kind::F32>}},
+     {exact<Kind::U4>, exact<Kind::U4M>, exact<Kind::U4K>, exact<Kind::U5>, exact<Kind::U5M>,
+      exact<Kind::U5K>, exact<Kind::U6K>, exact<Kind::U8>, nullptr, exact<Kind::BF16>,
+      exact<Kind::F16>, exact<Kind::F32>}},
     gate,
     put_rows,
     add_scaled,
