@@ -4,6 +4,7 @@
 #include "isa/linear.h"
 #include "ops/attention_cache.h"
 #include "parallel/stream.h"
+#include "parallel/time_slice.h"
 
 namespace twostep {
 
@@ -190,6 +191,8 @@ void bind_core(nb::module_& m) {
         for (const auto& row : s.profile()) d[row.name.c_str()] = nb::make_tuple(row.nanoseconds, row.runs);
         return d;
       });
+  m.def("take_long_slices", &take_long_slices,
+        "Whoever wakes up runs before the calling thread, as before the threads of a Stream.");
 }
 
 }  // namespace twostep

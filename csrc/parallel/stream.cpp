@@ -10,6 +10,8 @@
 #include <climits>
 #include <stdexcept>
 
+#include "parallel/time_slice.h"
+
 namespace twostep {
 
 namespace {
@@ -171,6 +173,7 @@ Stream::LaunchPtr Stream::next_launch(uint64_t after) {
 }
 
 void Stream::worker_loop(int worker) {
+  take_long_slices();
   uint64_t seen = 0;  // launches up to here are complete, as far as this thread is concerned
   while (true) {
     const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);

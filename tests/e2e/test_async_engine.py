@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from helpers.ghost_llm import last_of
+from helpers.time_slices import time_slice, time_slices
 from helpers.tiny_models import tiny_gguf, tiny_hf_dir
 from helpers.tiny_text import VOCAB_SIZE
 
@@ -205,6 +206,23 @@ def test_a_start_that_is_cancelled_leaves_no_process(
     [process] = started
     assert process.exit_words() == "killed by SIGKILL"
     assert not process.directory.exists()
+
+
+def test_what_computes_lets_others_run_first(model: Path) -> None:
+    """The thread of the loop and its helper; not ZMQ's threads, which pass the news on."""
+    usual = time_slice()
+    if usual == 0:
+        pytest.skip("threads choose their time slices from Linux 6.12 on")
+
+    async def main() -> list[int]:
+        async with await start_async_llm(model, EngineOptions(**OPTIONS)) as llm:
+            await last_of(llm.generate("hello", SamplingParams(max_tokens=4), "r"))
+            return sorted(time_slices(llm._client.pid).values())
+
+    slices = asyncio.run(main())
+    assert len(slices) > 2
+    assert [each > 2 * usual for each in slices] == [False] * (len(slices) - 2) + [True] * 2
+    assert time_slice() == usual
 
 
 def test_the_example_of_the_docs(model: Path) -> None:

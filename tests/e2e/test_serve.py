@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import openai
 import pytest
+from helpers.live_server import OpenStream
 from helpers.serve_process import ServeProcess
 
 from twostep import LLM, SamplingParams
@@ -84,6 +87,23 @@ def test_chat(client: openai.OpenAI) -> None:
     )
     streamed = "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
     assert streamed == text
+
+
+def test_the_head_and_the_first_bytes_come_together(process: ServeProcess) -> None:
+    """Found as 2 ms of time to first token: the head, alone, woke the client, which took the core
+    from the server before the first event was written."""
+    body = {"model": "m", "prompt": PROMPT, "max_tokens": 8, "stream": True}
+    heads = 0
+    for _ in range(10):
+        with connect(process.url) as sock:
+            OpenStream(sock, "/v1/completions", body)
+            heads += b"data: " not in sock.recv(1 << 16)
+    assert heads == 0
+
+
+def connect(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    return socket.create_connection((parts.hostname, parts.port), timeout=100)
 
 
 def test_seeds(client: openai.OpenAI) -> None:

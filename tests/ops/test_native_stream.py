@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.time_slices import time_slice, time_slices
 
 from twostep import _native as native
 
@@ -211,3 +213,24 @@ def test_idle_workers_sleep(joins: bool) -> None:
         x.numpy()[:] = 1.0
         stream.wait(stream.launch(plan, make_step(device)))
         assert x.numpy()[0, 0] == 2.0, rounds
+
+
+def test_whoever_wakes_up_runs_before_the_threads_that_compute() -> None:
+    """Found as 3 ms between a token and its client, on a machine whose cores all computed."""
+    usual = time_slice()
+    if usual == 0:
+        pytest.skip("threads choose their time slices from Linux 6.12 on")
+    before = set(time_slices(os.getpid()))
+    stream = native.Stream(3)
+    plan = native.Plan()
+    device = native.make_device()
+    native.add_apply_staged(plan)
+    slices = time_slices(os.getpid())
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline and sum(n > usual for n in slices.values()) < 2:
+        stream.wait(stream.launch(plan, make_step(device)))
+        slices = time_slices(os.getpid())
+    started = {tid: each for tid, each in slices.items() if tid not in before}
+    assert len(started) == 2
+    assert all(each > 2 * usual for each in started.values())
+    assert time_slice() == usual, "the thread that waits is the user's own"

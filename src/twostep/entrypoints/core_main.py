@@ -107,6 +107,7 @@ def load_core(spec: CoreSpec, progress: Callable[[str, float], None]) -> LoadedC
     """The real engine."""
     with no_garbage():
         # Heavy: the sockets are connected first, so that progress is seen from the start.
+        from twostep import _native as native
         from twostep.entrypoints.build import Phases, build_core
         from twostep.models.loader.open import open_checkpoint
 
@@ -114,6 +115,9 @@ def load_core(spec: CoreSpec, progress: Callable[[str, float], None]) -> LoadedC
         phases.start("open")
         with contextlib.closing(open_checkpoint(Path(spec.path))) as checkpoint:
             built = build_core(checkpoint, spec.model, spec.options, phases)
+    # This thread will run the loop, which computes while it waits: it must not keep a core from
+    # ZMQ's threads and the API process, which bring its news to the client.
+    native.take_long_slices()
 
     def close() -> None:
         built.grammar_compiler.close()

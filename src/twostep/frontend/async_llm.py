@@ -53,6 +53,7 @@ class AsyncLLM:
         """By core id: every sequence that has not ended."""
         self._watches: list[LiveWatch] = []
         self._dead: EngineDeadError | None = None
+        self._died = asyncio.Event()
         self._closing = False
         self._idle = asyncio.Event()
         """No request is unfinished."""
@@ -244,6 +245,7 @@ class AsyncLLM:
     def on_dead(self, error: EngineDeadError) -> None:
         """See CoreEvents."""
         self._dead = self._dead or error
+        self._died.set()
         for watch in self._watches:
             watch.fail(self._dead)
         streams = list(self._streams.values())
@@ -284,6 +286,10 @@ class AsyncLLM:
     def errored(self) -> bool:
         """Whether the engine core has stopped by itself."""
         return self._dead is not None
+
+    async def wait_dead(self) -> None:
+        """Return when the engine core has stopped by itself."""
+        await self._died.wait()
 
     @property
     def dead_error(self) -> EngineDeadError:

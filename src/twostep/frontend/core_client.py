@@ -181,10 +181,16 @@ class AsyncMPClient:
 
     def _read_input(self) -> None:
         """The descriptor tells of changes only: read until nothing is left, or come again."""
-        for _ in range(MAX_MESSAGES_AT_ONCE):
-            if self._input.closed or not self._has_input():
+        self._read_messages(1)  # whose readers need not wait until we know that there is no other
+
+    def _read_messages(self, most: int) -> None:
+        for _ in range(most):
+            if self._input.closed:
                 return
-            frame = self._input.recv(zmq.DONTWAIT)
+            try:
+                frame = self._input.recv(zmq.DONTWAIT)
+            except zmq.Again:
+                return
             try:
                 message = self._codec.decode_core_message(frame)
             except WireError as error:
@@ -192,10 +198,7 @@ class AsyncMPClient:
                 self._die(EngineDeadError(f"the engine core was stopped: {error}"))
                 return
             self._handle(message)
-        self._loop.call_soon(self._read_input)
-
-    def _has_input(self) -> bool:
-        return bool(int(self._input.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
+        self._loop.call_soon(self._read_messages, MAX_MESSAGES_AT_ONCE)
 
     def _handle(self, message: CoreMessage) -> None:
         events = self._events
@@ -264,8 +267,7 @@ class AsyncMPClient:
                 self._process.kill()  # it has closed its end, whatever it does now
             self._loop.call_later(DEATH_POLL_SECONDS, self._note_death, polls_left - 1)
             return
-        if not self._input.closed:
-            self._read_input()
+        self._read_messages(MAX_MESSAGES_AT_ONCE)
         self._die(self._why())
         if not self._ended.done():
             self._ended.set_result(None)

@@ -60,9 +60,10 @@ class HttpCall:
             abort()
         return abort is not None
 
-    def _hooks(self) -> Mapping[str, Callable[[], Any]]:
+    def _hooks(self) -> Mapping[str, Callable[..., Any]]:
         """What our protocol lends beside ASGI; empty under another server."""
-        hooks: Mapping[str, Callable[[], Any]] = self.scope.get("extensions", {}).get(EXTENSION, {})
+        extensions = self.scope.get("extensions", {})
+        hooks: Mapping[str, Callable[..., Any]] = extensions.get(EXTENSION, {})
         return hooks
 
     async def check_client(self) -> None:
@@ -98,6 +99,22 @@ class HttpCall:
             if not message.get("more_body", False):
                 return parts[0] if len(parts) == 1 else b"".join(parts)
 
+    async def open(
+        self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, more: bool
+    ) -> None:
+        """Send the head and the first bytes of the body, together.
+
+        In a packet of its own the head would wake up the client, which on the same machine takes
+        the core from us before the body is written.
+        """
+        hold_back = self._hooks().get("hold_back", _nothing)
+        hold_back(True)
+        try:
+            await self.send({"type": "http.response.start", "status": status, "headers": headers})
+            await self.send({"type": "http.response.body", "body": body, "more_body": more})
+        finally:
+            hold_back(False)
+
     async def answer(
         self,
         body: bytes,
@@ -111,8 +128,7 @@ class HttpCall:
             fields.append((b"content-type", content_type))
         for name, value in (headers or {}).items():
             fields.append((name.lower().encode("latin-1"), value.encode("latin-1", "replace")))
-        await self.send({"type": "http.response.start", "status": status, "headers": fields})
-        await self.send({"type": "http.response.body", "body": body})
+        await self.open(status, fields, body, more=False)
 
     async def answer_json(self, value: Any, status: int = 200) -> None:
         """Send a struct, list or mapping."""
@@ -121,6 +137,10 @@ class HttpCall:
     async def answer_error(self, error: ApiError) -> None:
         """Send an error."""
         await self.answer(error.body(), error.status, error.headers)
+
+
+def _nothing(on: bool) -> None:
+    """A server without this hook."""
 
 
 def _too_large(limit: int) -> ApiError:

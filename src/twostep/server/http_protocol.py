@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from typing import Any
 
 from uvicorn.config import Config
@@ -39,6 +40,8 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a connection that says nothing is closed."""
         super().connection_made(transport)
+        family = transport.get_extra_info("socket").family
+        self._is_tcp = family != socket.AF_UNIX and hasattr(socket, "TCP_CORK")
         if len(self.connections) > self.max_connections:
             error = overloaded(f"{self.max_connections} connections are open already; come again")
             self._end_with(error.status, error)
@@ -65,7 +68,11 @@ class HttpProtocol(HttpToolsProtocol):
         super().on_message_begin()
         self._expects_bytes = True
         self._header_bytes = 0
-        hooks: dict[object, object] = {"abort": self.transport.abort, "is_gone": self._is_lost}
+        hooks: dict[object, object] = {
+            "abort": self.transport.abort,
+            "is_gone": self._is_lost,
+            "hold_back": self._hold_back,
+        }
         self.scope["extensions"] = {EXTENSION: hooks}
 
     def on_url(self, url: bytes) -> None:
@@ -89,6 +96,12 @@ class HttpProtocol(HttpToolsProtocol):
         """What does not parse as HTTP."""
         if not self.transport.is_closing():
             self._end_with(400, ApiError("invalid_value", "this is not a valid HTTP request"))
+
+    def _hold_back(self, on: bool) -> None:
+        """Send whole packets only, until switched off."""
+        if self._is_tcp and not self.transport.is_closing():
+            sock = self.transport.get_extra_info("socket")
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)
 
     def _is_lost(self) -> bool:
         return self._lost

@@ -31,7 +31,8 @@ logger = logging.getLogger("twostep.server")
 KEEP_ALIVE_SECONDS = 75
 FLUSH_SECONDS = 2.0
 """For the last bytes of interrupted requests."""
-HEALTH_CHECK_SECONDS = 0.25
+DATE_SECONDS = 1.0
+"""How often the Date header changes."""
 RESTART_WINDOW_SECONDS = 600.0
 MAX_RESTART_PAUSE_SECONDS = 30.0
 """The first restart comes at once, the next after 1, 2, 4 ... seconds."""
@@ -110,12 +111,30 @@ def raise_file_limit() -> None:
 
 
 class _Uvicorn(uvicorn.Server):
-    """uvicorn without its signal handlers: the launcher has its own."""
+    """uvicorn without its signal handlers, which the launcher has, and without its clock.
+
+    That one looks ten times a second whether it shall end, and takes a core from a step each time.
+    """
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._end = asyncio.Event()
+
+    def end(self) -> None:
+        """Stop serving."""
+        self.should_exit = True
+        self._end.set()
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals alone."""
         yield
+
+    async def main_loop(self) -> None:
+        """Write the Date header until the end."""
+        while not await self.on_tick(0):
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._end.wait(), DATE_SECONDS)
 
 
 class Server:
@@ -160,11 +179,11 @@ class Server:
         engine: AsyncLLM | None = None
         try:
             engine = await self._start(serving, stopping)
-            while engine is not None and await self._serve(engine, serving):
+            while engine is not None and await self._serve(engine, serving, stopping):
                 engine = await self._restart(engine, serving, stopping)
         finally:
             stopping.cancel()
-            self._uvicorn.should_exit = True
+            self._uvicorn.end()
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
             if engine is not None:
@@ -183,17 +202,19 @@ class Server:
         finally:
             await _end(loading)
 
-    async def _serve(self, engine: AsyncLLM, serving: asyncio.Future[None]) -> bool:
+    async def _serve(
+        self, engine: AsyncLLM, serving: asyncio.Future[None], stopping: asyncio.Future[Any]
+    ) -> bool:
         """Until the end; True if the engine has died before."""
-        while not self._stop.is_set():
-            if serving.done():
-                return False
-            if engine.errored:
-                return True
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._stop.wait(), HEALTH_CHECK_SECONDS)
-        await self._drain(engine)
-        return False
+        death = asyncio.ensure_future(engine.wait_dead())
+        try:
+            ends: set[asyncio.Future[Any]] = {serving, stopping, death}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if stopping.done():
+                await self._drain(engine)
+            return not stopping.done() and not serving.done()
+        finally:
+            death.cancel()
 
     async def _restart(
         self, dead: AsyncLLM, serving: asyncio.Future[None], stopping: asyncio.Future[Any]

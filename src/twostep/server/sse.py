@@ -92,9 +92,8 @@ class EventStream:
         try:
             if not self.is_open:
                 self.is_open = True
-                await self._call.send(
-                    {"type": "http.response.start", "status": 200, "headers": _HEADERS}
-                )
+                await self._call.open(200, _HEADERS, data, more=more)
+                return
             await self._call.send({"type": "http.response.body", "body": data, "more_body": more})
         finally:
             self._writing -= 1
