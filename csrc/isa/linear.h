@@ -112,6 +112,7 @@ struct PanelArgs {
   size_t y_stride;
   const float* bias;    // [outputs] or null
   bool add;             // y += instead of y =
+  bool few_rows_hint;   // see LinearKernels
 };
 
 enum class GateFn : uint8_t { Silu, GeluTanh };
@@ -131,6 +132,8 @@ struct LinearKernels {
   void (*add_scaled)(float* y, const float* x, float scale, int n);
   // x = x * scale + offset, rounded once; n is a multiple of 16
   void (*scale_and_shift)(float* x, float scale, float offset, int n);
+  // Whether products of few rows, which memory paces, ask for weights ahead of time (kernel_table).
+  bool few_rows_hint = false;
 };
 
 }  // namespace twostep

@@ -79,7 +79,7 @@ void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int
     }
     kernels.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
         {unit.panel, segment.panel_bytes, outputs, act, rows, y + (unit.first - origin),
-         y_stride, bias ? bias + unit.first : nullptr, add});
+         y_stride, bias ? bias + unit.first : nullptr, add, kernels.few_rows_hint});
   }
 }
 

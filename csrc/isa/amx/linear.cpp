@@ -15,18 +15,7 @@ extern const LinearKernels* const kLinearKernels;
 namespace twostep::amx {
 namespace {
 using avx512::V;
-
-// Processors with tiles are Intel's. Their own prefetchers stop at the end of a page: with one or two
-// rows hints are worth a third more tokens, where AMD's do better without.
-struct Dot : avx512::Dot {
-  template <size_t bytes, bool few_rows>
-  static void prefetch(const uint8_t* values) {
-    if constexpr (!few_rows) return avx512::Dot::prefetch<bytes, false>(values);
-    for (size_t i = 0; i < bytes; i += 64) {
-      _mm_prefetch(reinterpret_cast<const char*>(values) + 4096 + i, _MM_HINT_T0);
-    }
-  }
-};
+using avx512::Dot;
 #include "isa/act.inc"
 #include "isa/avx512/act_rows.inc"
 #include "isa/linear.inc"

@@ -66,10 +66,8 @@ struct Dot {
     return _mm256_maddubs_epi16(w[j], bytes);
   }
 
-  // As with AVX-512: few rows run best on the hardware's own prefetch.
   template <size_t bytes, bool few_rows>
   static void prefetch(const uint8_t* values) {
-    if constexpr (few_rows) return;
     for (size_t i = 0; i < bytes; i += 64) {
       _mm_prefetch(reinterpret_cast<const char*>(values) + 2048 + i, _MM_HINT_T0);
     }
