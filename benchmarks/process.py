@@ -115,9 +115,10 @@ def output_of(command: Sequence[str], environment: Mapping[str, str] | None = No
 def first_output(
     command: Sequence[str], clock: Any, environment: Mapping[str, str] | None = None
 ) -> tuple[float, float]:
-    """(seconds to the first byte of standard output, peak memory in MB) of one program's run.
+    """(seconds to the first byte of standard output, peak memory in MB until then) of a program.
 
-    Linux counts for a child what its parent held when it made it: call this from a small process.
+    The peak is asked of the living process: what a parent is told of an ended one (``ru_maxrss``)
+    includes what the parent itself held when it made it.
     """
     started = clock()
     program = Program(command, environment, piped=True)
@@ -125,12 +126,11 @@ def first_output(
         assert program.popen.stdout is not None
         byte = program.popen.stdout.read(1)
         seconds = clock() - started
+        peak = memory_mb(program.popen.pid, "VmHWM")
         program.popen.stdout.read()
-        _, status, usage = os.wait4(program.popen.pid, 0)
-        program.popen.returncode = os.waitstatus_to_exitcode(status)
-        if not byte or program.popen.returncode != 0:
+        if program.popen.wait() != 0 or not byte or peak is None:
             program.check_alive()
             raise ProgramError(f"{command[0]} printed nothing")
-        return seconds, usage.ru_maxrss * 1024 / 1e6
+        return seconds, peak
     finally:
         program.kill()
