@@ -75,7 +75,8 @@ class Linear final : public Op {
       const auto& tile = tiles.tiles[t];
       float* y = out_->row(tile.r0) + first;
       grid_.run(*table_.linear, act_->act().from_row(tile.r0), tile.rows, chunk.first_unit,
-                chunk.end_unit, y, out_->width, bias_ ? bias_->data : nullptr, add_);
+                chunk.end_unit, y, out_->width, bias_ ? bias_->data : nullptr, add_,
+                t > chunk.first_tile);
       if (softcap_ != 0) cap(chunk, tile);
     }
   }
@@ -140,7 +141,7 @@ class GatedLinear final : public Op {
     const auto chunk = gate_.chunk(cut(step), tiles.size(), index);
     for (int t = chunk.first_tile; t < chunk.end_tile; t++) {
       for (int unit = chunk.first_unit; unit < chunk.end_unit; unit++) {
-        run_unit(step, tiles.tiles[t], unit);
+        run_unit(step, tiles.tiles[t], unit, t > chunk.first_tile);
       }
     }
   }
@@ -153,7 +154,7 @@ class GatedLinear final : public Op {
     return gate_.cut(step.num_rows(set_), step.tiles_of(set_, weight_->gate.act_form()).size(), 2);
   }
   // 32 values of h, which are one group of the next activation, for the rows of a tile.
-  void run_unit(const Step& step, const Tiles::Tile& tile, int unit) const {
+  void run_unit(const Step& step, const Tiles::Tile& tile, int unit, bool in_cache) const {
     alignas(64) float gate[kMaxTileRows * kGroup], up[kMaxTileRows * kGroup];
     const int outputs = gate_.unit_outputs(unit);
     if (outputs < kGroup) {  // behind the width, groups hold zeros
@@ -161,8 +162,8 @@ class GatedLinear final : public Op {
       std::fill_n(up, tile.rows * kGroup, 0.0f);
     }
     const Act act = act_->act().from_row(tile.r0);
-    gate_.run(kernels_, act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false);
-    up_.run(kernels_, act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false);
+    gate_.run(kernels_, act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, in_cache);
+    up_.run(kernels_, act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, in_cache);
     kernels_.gate(fn_, gate, up, tile.rows * kGroup);
     for (const auto& out : acts_) {
       step.tiles_of(set_, out->act().form).for_each(tile, [&](const Tiles::Tile& to, int m, int count) {

@@ -65,7 +65,7 @@ Stretch LinearGrid::weights(const Cut& cut, int tiles, int first, int end) const
 }
 
 void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int first, int end,
-                     float* y, size_t y_stride, const float* bias, bool add) const {
+                     float* y, size_t y_stride, const float* bias, bool add, bool in_cache) const {
   const int origin = units_[first].first;
   while (first < end) {
     const Unit& unit = units_[first];
@@ -79,7 +79,8 @@ void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int
     }
     kernels.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
         {unit.panel, segment.panel_bytes, outputs, act, rows, y + (unit.first - origin),
-         y_stride, bias ? bias + unit.first : nullptr, add, kernels.few_rows_hint});
+         y_stride, bias ? bias + unit.first : nullptr, add, kernels.few_rows_hint,
+         in_cache});
   }
 }
 

@@ -218,8 +218,8 @@ class MoeGated final : public MoeOp {
     alignas(64) float gate[kMaxTileRows * kGroup] = {}, up[kMaxTileRows * kGroup] = {};
     const Expert& expert = moe_->experts[tile.expert];
     const Act act = moe_->gathered.act().from_row(tile.r0);
-    expert.gate.run(moe_->kernels, act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false);
-    expert.up.run(moe_->kernels, act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false);
+    expert.gate.run(moe_->kernels, act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, false);
+    expert.up.run(moe_->kernels, act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, false);
     moe_->kernels.gate(moe_->spec.fn, gate, up, tile.rows * kGroup);
     for (int r = 0, count; r < tile.rows; r += count) {
       const Moe::Tile& to = down_tile(tile, tile.r0 + r);
@@ -252,7 +252,7 @@ class MoeDown final : public MoeOp {
     for (const Moe::Tile& tile : moe.down_tiles) {
       const Act act = moe.hidden.act().from_row(tile.r0);
       moe.experts[tile.expert].out.run(moe.kernels, act, tile.rows, unit, unit + 1, y, kGroup, nullptr,
-                                       false);
+                                       false, false);
       for (int r = 0; r < tile.rows; r++) {
         const int pair = tile.r0 + r;
         moe.kernels.add_scaled(moe.out->row(moe.row_of_pair[pair]) + first, y + r * kGroup,

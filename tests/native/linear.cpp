@@ -82,7 +82,7 @@ Product multiply(const KernelTable& table, const PackedWeight& weight, const flo
   const auto tiles = tiles_of(rows, table.linear->max_tile_rows[static_cast<int>(form)]);
   for (const Tile& t : tiles) {
     grid.run(*table.linear, act.from_row(t.r0), t.rows, 0, grid.num_units(), &y[t.r0 * stride],
-             static_cast<size_t>(stride), bias, before != nullptr);
+             static_cast<size_t>(stride), bias, before != nullptr, t.r0 > 0);
   }
   Product product{rows, n, {}, {}, {}};
   for (int m = 0; m < rows; m++) {
