@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fuzz.cases import make_case
+from fuzz.cases import Case, make_case
 from fuzz.session import SERVER_FLAGS, Report, Session
+from fuzz.wire import Connection
 from helpers.live_server import LiveServer, live_server
 from helpers.serve_process import ServeProcess
 from helpers.tiny_models import tiny_hf_dir
@@ -48,6 +49,23 @@ def test_two_thousand_requests(server: ServeProcess) -> None:
     # It is no fuzzing if nearly everything is refused at the door, or nothing is.
     assert report.outcomes["200"] > 500
     assert len([outcome for outcome in report.outcomes if outcome.startswith("4")]) > 8
+
+
+@pytest.mark.native
+def test_a_body_behind_a_length_of_nothing(server: ServeProcess) -> None:
+    """Case 24246 of seed 2: to the server the body is the next request, and no HTTP. It closes
+    while the client sends; the fuzzer took that for a broken connection."""
+    headers = (("Content-Type", "application/json"), ("Content-Length", "0"))
+    lie = Case(1, "POST", "/v1/completions", headers, b"x" * (60 << 20), "torn")
+
+    async def main() -> int:
+        connection = Connection(int(server.url.rpartition(":")[2]))
+        assert await connection.exchange(lie) is None
+        response = await connection.exchange(Case(2, "GET", "/ready"))
+        connection.close()
+        return response.status if response else 0
+
+    assert asyncio.run(main()) == 200
 
 
 @pytest.mark.native

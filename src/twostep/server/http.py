@@ -102,12 +102,14 @@ class HttpCall:
     async def open(
         self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, more: bool
     ) -> None:
-        """Send the head and the first bytes of the body, together.
+        """Send the head and the first bytes of the body; of a stream, together.
 
         In a packet of its own the head would wake up the client, which on the same machine takes
-        the core from us before the body is written.
+        the core from us before the first event is written. (The end of an answer may close the
+        connection: what was held back then would be lost, if the client has sent more than we
+        have read.)
         """
-        hold_back = self._hooks().get("hold_back", _nothing)
+        hold_back = self._hooks().get("hold_back", _nothing) if more else _nothing
         hold_back(True)
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})
