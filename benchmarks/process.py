@@ -128,9 +128,11 @@ def first_output(
         seconds = clock() - started
         peak = memory_mb(program.popen.pid, "VmHWM")
         program.popen.stdout.read()
-        if program.popen.wait() != 0 or not byte or peak is None:
+        if program.popen.wait() != 0 or not byte:
             program.check_alive()
             raise ProgramError(f"{command[0]} printed nothing")
+        if peak is None:
+            raise ProgramError(f"{command[0]} ended before its memory could be read")
         return seconds, peak
     finally:
         program.kill()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import time
@@ -104,6 +105,22 @@ def test_the_head_and_the_first_bytes_come_together(process: ServeProcess) -> No
 def connect(url: str) -> socket.socket:
     parts = urlsplit(url)
     return socket.create_connection((parts.hostname, parts.port), timeout=100)
+
+
+def test_an_idle_server_sleeps(process: ServeProcess) -> None:
+    """Found as 14 wake-ups a second, each of which took a core from a step that computed."""
+    status = Path("/proc", str(process.child.pid), "status")
+
+    def wakes() -> int:
+        found = re.search(r"^voluntary_ctxt_switches:\s+(\d+)", status.read_text(), re.MULTILINE)
+        assert found
+        return int(found[1])
+
+    assert process.url
+    time.sleep(0.5)
+    before = wakes()
+    time.sleep(3)
+    assert wakes() - before <= 12
 
 
 def test_seeds(client: openai.OpenAI) -> None:

@@ -14,8 +14,8 @@ extern const LinearKernels* const kLinearKernels;
 
 namespace twostep::amx {
 namespace {
-using avx512::V;
 using avx512::Dot;
+using avx512::V;
 #include "isa/act.inc"
 #include "isa/avx512/act_rows.inc"
 #include "isa/linear.inc"

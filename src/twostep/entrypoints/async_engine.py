@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,8 +104,8 @@ def start_core_process(model: ResolvedModel, options: EngineOptions) -> CoreProc
 def _load_text(path: Path) -> TextSide:
     """On another thread: half of the time goes into imports."""
     with no_garbage():
-        # Only read, for the event loop's thread, which imports it next and must not wait for that.
-        import twostep.frontend.async_llm  # noqa: F401 (its name is used there)
+        # For the event loop's thread, which imports it next and must not wait for that.
+        importlib.import_module("twostep.frontend.async_llm")
         from twostep.entrypoints.text_side import load_text_side
         from twostep.models.loader.open import open_checkpoint
 
