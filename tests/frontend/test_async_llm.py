@@ -22,8 +22,11 @@ from twostep.contracts.request import EngineCoreRequest, FinishReason
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import RequestOutputKind, SamplingParams
 from twostep.contracts.stats import FinishedRequestStats, IterationStats
+from twostep.engine.core_channel import IN_ADDRESS
+from twostep.engine.wire import CoreMessage, Ready
 from twostep.frontend import core_client
 from twostep.frontend.async_llm import AsyncLLM
+from twostep.frontend.core_client import AsyncMPClient
 from twostep.sim.ghost_model import oracle
 
 PATIENCE = 40.0
@@ -523,6 +526,70 @@ def test_what_fails_while_loading_is_raised_here() -> None:
     async def main() -> None:
         with pytest.raises(ModelFileError, match="tensor x: is missing"):
             await start_ghost(Behaviour(fail_to_load=True))
+
+    asyncio.run(asyncio.wait_for(main(), PATIENCE))
+
+
+def test_ready_means_that_a_message_finds_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first request of a server was refused when the core's two sockets, each with a thread's
+    work to do before it is connected, took unequally long on a busy machine."""
+    said: list[Ready] = []
+    handle = AsyncMPClient._handle
+
+    def note(client: AsyncMPClient, message: CoreMessage) -> None:
+        if isinstance(message, Ready):
+            said.append(message)
+        handle(client, message)
+
+    open_sockets = AsyncMPClient._open_sockets
+
+    def hide(client: AsyncMPClient) -> None:
+        open_sockets(client)
+        (client._process.directory / IN_ADDRESS).rename(client._process.directory / "hidden")
+        clients.append(client)
+
+    clients: list[AsyncMPClient] = []
+    monkeypatch.setattr(AsyncMPClient, "_handle", note)
+    monkeypatch.setattr(AsyncMPClient, "_open_sockets", hide)
+
+    async def main() -> RequestOutput:
+        starting = asyncio.ensure_future(start_ghost())
+        await until(lambda: bool(said))
+        directory = clients[0]._process.directory
+        for _ in range(20):
+            await asyncio.sleep(0.005)
+            assert not starting.done()
+        (directory / "hidden").rename(directory / IN_ADDRESS)
+        async with await starting as llm:
+            assert not directory.exists()
+            return await last_of(await llm.add_request("r", ids(1), seeded(4)))
+
+    output = asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    assert output.outputs[0].finish_reason == "length"
+
+
+def test_a_core_that_dies_before_it_can_be_written_to_fails_to_start(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_sockets = AsyncMPClient._open_sockets
+
+    def hide(client: AsyncMPClient) -> None:
+        open_sockets(client)
+        (client._process.directory / IN_ADDRESS).unlink()
+
+    handle = AsyncMPClient._handle
+
+    def kill(client: AsyncMPClient, message: CoreMessage) -> None:
+        handle(client, message)
+        if isinstance(message, Ready):
+            os.kill(client.pid, signal.SIGKILL)
+
+    monkeypatch.setattr(AsyncMPClient, "_open_sockets", hide)
+    monkeypatch.setattr(AsyncMPClient, "_handle", kill)
+
+    async def main() -> None:
+        with pytest.raises(EngineDeadError, match="SIGKILL"):
+            await start_ghost()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
 

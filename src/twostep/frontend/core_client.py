@@ -48,6 +48,8 @@ SHUTDOWN_SECONDS = 10.0
 DEATH_POLLS = 50
 DEATH_POLL_SECONDS = 5e-3
 """A dead child's exit code is asked for this often before it is called unknown."""
+CONNECT_POLL_SECONDS = 1e-3
+"""A core that has said that it is ready is asked this often whether it can be written to."""
 DEAF = "the engine core has stopped reading: restart it"
 
 
@@ -219,9 +221,17 @@ class AsyncMPClient:
                 if self._on_progress is not None:
                     self._on_progress(message.phase, message.fraction)
             case Ready():
-                self._process.remove_directory()
-                if not self._ready.done():
-                    self._ready.set_result(message.info)
+                self._become_ready(message.info)
+
+    def _become_ready(self, info: EngineInfo) -> None:
+        """The news may overtake the connection of the other socket: nothing can be sent before."""
+        if self._ready.done() or self._output.closed:
+            return
+        if not self._output.poll(0, zmq.POLLOUT):
+            self._loop.call_later(CONNECT_POLL_SECONDS, self._become_ready, info)
+            return
+        self._process.remove_directory()
+        self._ready.set_result(info)
 
     def _take_answer(self, answer: UtilityResult) -> None:
         future = self._calls.get(answer.call_id)
