@@ -22,6 +22,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import uvloop
+
 from benchmarks.process import Program, ProgramError, memory_mb
 from twostep import LLM, SamplingParams
 from twostep.entrypoints.load.client import Outcome, Target, send
@@ -359,7 +361,7 @@ def main() -> int:
     report = {}
     for name in args.check:
         print(f"{name} …", file=sys.stderr)
-        report[name] = asyncio.run(CHECKS[name](args.model))
+        report[name] = uvloop.run(CHECKS[name](args.model))
         print(json.dumps({name: report[name]}, indent=2))
     if args.json:
         args.json.write_text(json.dumps(report, indent=2) + "\n")

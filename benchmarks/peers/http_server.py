@@ -6,6 +6,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+import uvloop
+
 from benchmarks.cells import Cell, Request
 from benchmarks.figures import Metrics, percentile
 from benchmarks.peers.base import SAMPLING
@@ -43,7 +45,7 @@ class HttpServer:
         self._program.resume()
         self._program.check_alive()
         try:
-            return asyncio.run(self._measure(cell, requests, fresh=fresh))
+            return uvloop.run(self._measure(cell, requests, fresh=fresh))
         except TwostepError as error:
             self._program.check_alive()
             raise ProgramError(str(error)) from None

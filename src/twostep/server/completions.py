@@ -111,6 +111,10 @@ class CompletionWriter:
         options = request.stream_options
         self._usage_at_end = bool(options and options.include_usage)
         self._usage_always = bool(options and options.continuous_usage_stats)
+        self._is_plain = (
+            params.logprobs is None and not self._usage_always and not request.return_token_ids
+        )
+        """Whether most chunks have nothing but text."""
         self._prompt_logprobs: dict[int, list[dict[int, Logprob] | None]] = {}
         """By prompt; a stream tells them only once."""
         self._offsets: dict[int, int] = {}
@@ -211,14 +215,7 @@ class CompletionWriter:
         first = choice not in self._templates
         if first:
             self._templates[choice] = ChunkTemplate(self._plain_chunk(choice, _MARKER), _MARKER)
-        is_plain = (
-            completion.finish_reason is None
-            and self._params.logprobs is None
-            and not self._usage_always
-            and not self._request.return_token_ids
-            and not (first and self._echo)
-        )
-        if is_plain:
+        if self._is_plain and completion.finish_reason is None and not (first and self._echo):
             return self._templates[choice].fill(completion.text) if completion.text else b""
         return self._full_chunk(choice, index, output, completion, first=first)
 

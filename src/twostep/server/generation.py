@@ -20,7 +20,7 @@ from twostep.contracts.errors import InvalidRequestError
 from twostep.contracts.outputs import NO_TOKEN_LEFT
 from twostep.contracts.pooling import PoolingParams
 from twostep.contracts.request import FinishReason
-from twostep.contracts.results import RequestOutput
+from twostep.contracts.results import CompletionOutput, RequestOutput
 from twostep.contracts.sampling import SamplingParams
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.frontend.input_processor import PromptType
@@ -119,7 +119,9 @@ class Generation:
         try:
             try:
                 async with self._scope, self._watch_client():
-                    await self._write_events(writer, events)
+                    # In a task of its own, because it is woken for every token: as a part of this
+                    # one it would be reached through the frames of all layers of the server.
+                    await asyncio.create_task(self._write_events(writer, events))
             except RequestInterrupted as interrupted:
                 raise self._end(interrupted) from None
         except ClientGone:
@@ -216,22 +218,25 @@ class Generation:
         """Note progress; raise if a sequence ended in a way that is no success."""
         self._scope.started()
         for completion in output.outputs:
-            reason = completion.finish_reason
-            if reason == str(FinishReason.ERROR):
-                if completion.stop_reason == NO_TOKEN_LEFT:
-                    raise ApiError(
-                        "invalid_value",
-                        f"{NO_TOKEN_LEFT}: its constraints (structured output, allowed_token_ids, "
-                        "bad_words, min_tokens) exclude each other, or are too much work",
-                    )
-                logger.error(
-                    "request %s failed in the engine: %s",
-                    self._call.request_id,
-                    completion.stop_reason,
+            if completion.finish_reason is not None:
+                self._check_end(completion)
+
+    def _check_end(self, completion: CompletionOutput) -> None:
+        if completion.finish_reason == str(FinishReason.ERROR):
+            if completion.stop_reason == NO_TOKEN_LEFT:
+                raise ApiError(
+                    "invalid_value",
+                    f"{NO_TOKEN_LEFT}: its constraints (structured output, allowed_token_ids, "
+                    "bad_words, min_tokens) exclude each other, or are too much work",
                 )
-                raise internal()
-            if reason == str(FinishReason.ABORT):
-                raise ApiError("internal_error", "the request was aborted")
+            logger.error(
+                "request %s failed in the engine: %s",
+                self._call.request_id,
+                completion.stop_reason,
+            )
+            raise internal()
+        if completion.finish_reason == str(FinishReason.ABORT):
+            raise ApiError("internal_error", "the request was aborted")
 
     def _end(self, interrupted: RequestInterrupted) -> Exception:
         if interrupted.why is Interrupt.DISCONNECTED:

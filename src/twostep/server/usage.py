@@ -15,38 +15,34 @@ class UsageCounter:
     """Counts what the outputs of one HTTP request bring; the same for streams and whole answers."""
 
     def __init__(self, num_prompts: int) -> None:
-        self._num_prompt_tokens = [0] * num_prompts
-        self._num_cached_tokens = [0] * num_prompts
-        self._arrival = 0.0
-        self._first_token = 0.0
-        self._last_token = 0.0
+        self._latest: list[RequestOutput | None] = [None] * num_prompts
         self.num_completion_tokens = 0
         self.num_reasoning_tokens: int | None = None
         """None: this endpoint knows no reasoning."""
 
     def add(self, index: int, output: RequestOutput) -> None:
         """Count an output of prompt ``index``: its tokens must be new ones."""
-        self._num_prompt_tokens[index] = len(output.prompt_token_ids)
-        if output.num_cached_tokens:
-            self._num_cached_tokens[index] = output.num_cached_tokens
+        self._latest[index] = output
         for completion in output.outputs:
             self.num_completion_tokens += len(completion.token_ids)
-        if (stats := output.metrics) is not None:
-            self._arrival = min(self._arrival or stats.arrival_time, stats.arrival_time)
-            if stats.first_token_ts:
-                first = self._first_token or stats.first_token_ts
-                self._first_token = min(first, stats.first_token_ts)
-            self._last_token = max(self._last_token, stats.last_token_ts)
+
+    @property
+    def _num_prompt_tokens(self) -> int:
+        return sum(len(output.prompt_token_ids) for output in self._latest if output is not None)
+
+    @property
+    def _num_cached_tokens(self) -> int:
+        return sum(output.num_cached_tokens or 0 for output in self._latest if output is not None)
 
     def usage(self) -> Usage:
         """The counts so far."""
-        prompt, completion = sum(self._num_prompt_tokens), self.num_completion_tokens
+        prompt, completion = self._num_prompt_tokens, self.num_completion_tokens
         reasoning = self.num_reasoning_tokens
         return Usage(
             prompt_tokens=prompt,
             completion_tokens=completion,
             total_tokens=prompt + completion,
-            prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(self._num_cached_tokens)),
+            prompt_tokens_details=PromptTokensDetails(cached_tokens=self._num_cached_tokens),
             completion_tokens_details=None
             if reasoning is None
             else CompletionTokensDetails(reasoning_tokens=reasoning),
@@ -54,10 +50,14 @@ class UsageCounter:
 
     def timings(self) -> Timings:
         """The times so far."""
-        cached = sum(self._num_cached_tokens)
-        computed = sum(self._num_prompt_tokens) - cached
-        prompt_ms = 1000 * max(0.0, self._first_token - self._arrival)
-        predicted_ms = 1000 * max(0.0, self._last_token - self._first_token)
+        cached = self._num_cached_tokens
+        computed = self._num_prompt_tokens - cached
+        stats = [output.metrics for output in self._latest if output and output.metrics]
+        arrival = min((each.arrival_time for each in stats), default=0.0)
+        first = min((each.first_token_ts for each in stats if each.first_token_ts), default=0.0)
+        last = max((each.last_token_ts for each in stats), default=0.0)
+        prompt_ms = 1000 * max(0.0, first - arrival)
+        predicted_ms = 1000 * max(0.0, last - first)
         predicted = self.num_completion_tokens
         return Timings(
             cache_n=cached,

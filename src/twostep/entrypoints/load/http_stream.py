@@ -13,6 +13,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from types import TracebackType
+from typing import cast
 from urllib.parse import urlsplit
 
 import httptools
@@ -44,8 +45,7 @@ class _Connection(asyncio.Protocol):
     # asyncio calls these
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self.transport = transport
+        self.transport = cast(asyncio.Transport, transport)  # uvloop's is no subclass of it
         self.is_open = True
 
     def data_received(self, data: bytes) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from collections.abc import Awaitable
 
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -74,12 +75,12 @@ class _Sender:
         self.request_id = request_id
         self.status: int | None = None
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
         if self.status is None and message["type"] == "http.response.start":
             self.status = message["status"]
             headers = [*message.get("headers", ()), (b"x-request-id", self.request_id.encode())]
             message = {**message, "headers": headers}
-        await self._send(message)
+        return self._send(message)
 
 
 def _request_id(scope: Scope) -> str:

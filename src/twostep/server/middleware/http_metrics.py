@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from starlette.routing import BaseRoute, Route, compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -73,12 +73,12 @@ class _Sender:
         self.status: int | None = None
         self.num_bytes = 0
 
-    async def __call__(self, message: Message) -> None:
+    def __call__(self, message: Message) -> Awaitable[None]:
         if message["type"] == "http.response.start":
             self.status = message["status"]
         elif message["type"] == "http.response.body":
             self.num_bytes += len(message.get("body", b""))
-        await self._send(message)
+        return self._send(message)
 
 
 def _declared_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
