@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from queue import SimpleQueue
 
 import pytest
@@ -49,23 +49,23 @@ class MemoryChannel:
         self.to_core: SimpleQueue[bytes | None] = SimpleQueue()
         self.from_core: SimpleQueue[bytes] = SimpleQueue()
         self.room = 10**9
-        self.is_closed = False
+        self.kept: list[bytes] = []
         self._codec = Codec()
 
     def receive(self) -> bytes | None:
         return self.to_core.get()
 
-    def send(self, message: CoreMessage) -> bool:
-        if self.from_core.qsize() >= self.room:
-            return False
-        self.from_core.put(self._codec.encode(message))
-        return True
+    def send(self, message: CoreMessage) -> None:
+        self.kept.append(self._codec.encode(message))
+        self.flush()
+
+    def flush(self) -> bool:
+        while self.kept and self.from_core.qsize() < self.room:
+            self.from_core.put(self.kept.pop(0))
+        return not self.kept
 
     def stop_receiving(self) -> None:
         self.to_core.put(None)
-
-    def close(self) -> None:
-        self.is_closed = True
 
 
 class StoppableGhost(GhostExecutor):
@@ -98,7 +98,7 @@ class StoppableFuture:
 class Running:
     """A core process's insides on a thread of this process."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         scheduler_config, cache_config = make_configs(num_blocks=60, max_model_len=200)
         self.ghost = StoppableGhost()
         self.core = EngineCore(
@@ -108,7 +108,8 @@ class Running:
             clock=FakeClock(),
         )
         self.channel = MemoryChannel()
-        self.heartbeat = Heartbeat.create(folder / "beat", 0.0)
+        self.heartbeat, memory = Heartbeat.create(0.0)
+        os.close(memory)
         self.proc = EngineCoreProc(
             self.core, self.channel, self.heartbeat, FakeClock(), vocab_size=VOCAB
         )
@@ -164,8 +165,8 @@ class Running:
 
 
 @pytest.fixture
-def running(tmp_path: Path) -> Iterator[Running]:
-    running = Running(tmp_path)
+def running() -> Iterator[Running]:
+    running = Running()
     yield running
     running.stop()
     assert running.error is None
@@ -303,8 +304,8 @@ def test_frames_that_are_no_messages_change_nothing(
 
 
 @pytest.fixture(scope="module")
-def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    running = Running(tmp_path_factory.mktemp("shared"))
+def shared() -> Iterator[Running]:
+    running = Running()
     yield running
     running.stop()
     assert running.error is None
@@ -360,9 +361,9 @@ def test_any_traffic_leaves_the_core_alive(shared: Running, data: st.DataObject)
         logging.disable(logging.NOTSET)
 
 
-def test_loading_does_not_count_as_silence(tmp_path: Path) -> None:
+def test_loading_does_not_count_as_silence() -> None:
     """The first sign of life comes before anybody is told that the core is ready."""
-    running = Running(tmp_path)
+    running = Running()
     assert running.first_beat > 0.0
     running.stop()
 
@@ -471,14 +472,11 @@ def test_the_end_of_the_client_ends_the_core(running: Running) -> None:
     running.send(AddRequest(request("a", [1], 100)))
     running.channel.to_core.put(None)
     running.join()
-    assert running.channel.is_closed
     check_drained(running.core.scheduler)
 
 
-def test_a_core_that_fails_frees_everything_and_raises(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    running = Running(tmp_path)
+def test_a_core_that_fails_frees_everything_and_raises(caplog: pytest.LogCaptureFixture) -> None:
+    running = Running()
 
     def failure(plan: SchedulerOutput) -> Exception | None:
         return None if plan.num_scheduled_tokens else RuntimeError("no device")
@@ -489,7 +487,7 @@ def test_a_core_that_fails_frees_everything_and_raises(
         running.join()
     assert isinstance(running.error, EngineDeadError)
     assert "no device" in str(running.error)
-    assert running.channel.is_closed
+    assert not running.proc._input_thread.is_alive()
     running.heartbeat.close()
 
 

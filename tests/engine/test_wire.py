@@ -23,7 +23,6 @@ from twostep.engine.wire import (
     ClientMessage,
     Codec,
     CoreMessage,
-    LastWords,
     LoadProgress,
     Outputs,
     Ready,
@@ -97,12 +96,6 @@ def test_core_messages_come_out_as_they_went_in(message: CoreMessage) -> None:
     assert decoded == message
     if isinstance(decoded, Outputs):  # an int that happens to be equal is not enough
         assert isinstance(decoded.outputs.outputs[1].finish_reason, FinishReason)
-
-
-def test_last_words() -> None:
-    codec = Codec()
-    words = LastWords("ModelFileError", "x.gguf: is cut; fetch it again")
-    assert codec.decode_last_words(codec.encode(words)) == words
 
 
 def test_a_message_of_the_other_direction_is_none() -> None:

@@ -146,7 +146,7 @@ def test_help_loads_nothing_heavy() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = done.stderr.split()
-    heavy = {"starlette", "uvicorn", "numpy", "tokenizers", "jinja2", "zmq", "asyncio", "ssl"}
+    heavy = {"starlette", "uvicorn", "numpy", "tokenizers", "jinja2", "asyncio", "ssl"}
     assert not heavy & set(loaded)
     assert len(loaded) <= MAX_HELP_MODULES, loaded
 

@@ -19,7 +19,7 @@ HEAVY = {"asyncio", "tokenizers", "jinja2", "huggingface_hub", "tqdm", "torch", 
         ),
         (
             "twostep.entrypoints.async_engine",
-            HEAVY - {"asyncio"} | {"numpy", "zmq", "twostep._native"},
+            HEAVY - {"asyncio"} | {"numpy", "twostep._native"},
         ),
         (
             "twostep.frontend.async_llm, twostep.frontend.core_client",

@@ -14,19 +14,18 @@ from typing import Any
 
 import pytest
 from helpers.ghost_core import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, Behaviour
-from helpers.ghost_llm import TESTS, ghost_llm, last_of, start_ghost
+from helpers.ghost_llm import TESTS, ghost_command, ghost_llm, last_of, start_ghost
 
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError, ModelFileError
-from twostep.contracts.outputs import SchedulerStats
+from twostep.contracts.outputs import EngineCoreOutputs, SchedulerStats
 from twostep.contracts.request import EngineCoreRequest, FinishReason
 from twostep.contracts.results import RequestOutput
 from twostep.contracts.sampling import RequestOutputKind, SamplingParams
 from twostep.contracts.stats import FinishedRequestStats, IterationStats
-from twostep.engine.core_channel import IN_ADDRESS
-from twostep.engine.wire import CoreMessage, Ready
 from twostep.frontend import core_client
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.frontend.core_client import AsyncMPClient
+from twostep.frontend.core_process import CoreProcess
 from twostep.sim.ghost_model import oracle
 
 PATIENCE = 40.0
@@ -392,7 +391,7 @@ def test_how_a_core_died_is_the_news_even_if_a_message_to_it_failed_first() -> N
 
 
 def test_a_core_that_stops_reading_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(core_client, "MAX_UNREAD_MESSAGES", 1)
+    monkeypatch.setattr(core_client, "MAX_UNREAD_BYTES", 1 << 16)
 
     async def main() -> None:
         async with ghost_llm(step_seconds=0.01) as llm:
@@ -458,7 +457,7 @@ def test_a_core_that_hangs_is_seen_by_check_health() -> None:
 
 
 def test_shutdown_aborts_what_runs_and_leaves_nothing() -> None:
-    async def main() -> tuple[RequestOutput, int, Path]:
+    async def main() -> tuple[RequestOutput, int]:
         llm = await start_ghost(Behaviour(step_seconds=0.01))
         process = llm._client._process  # type: ignore[attr-defined]
         stream = await llm.add_request("r", ids(1), seeded(300))
@@ -471,11 +470,11 @@ def test_shutdown_aborts_what_runs_and_leaves_nothing() -> None:
             await llm.check_health()
         assert not llm.errored
         assert process.exit_words() == "exit code 0"
-        return await last_of(stream), process.pid, process.directory
+        assert process.wire.fileno() == -1
+        return await last_of(stream), process.pid
 
-    output, pid, directory = asyncio.run(asyncio.wait_for(main(), PATIENCE))
+    output, pid = asyncio.run(asyncio.wait_for(main(), PATIENCE))
     assert output.outputs[0].finish_reason == "abort"
-    assert not directory.exists()
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -530,66 +529,33 @@ def test_what_fails_while_loading_is_raised_here() -> None:
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
 
 
-def test_ready_means_that_a_message_finds_its_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The first request of a server was refused when the core's two sockets, each with a thread's
-    work to do before it is connected, took unequally long on a busy machine."""
-    said: list[Ready] = []
-    handle = AsyncMPClient._handle
+def test_what_is_sent_before_the_core_is_ready_is_served() -> None:
+    """With two sockets, the news that the core was ready could overtake the way to it: the first
+    request of a server was refused, and its core ended as one that had stopped reading."""
+    behaviour = Behaviour(load_seconds=0.2)
+    ended = asyncio.Event()
 
-    def note(client: AsyncMPClient, message: CoreMessage) -> None:
-        if isinstance(message, Ready):
-            said.append(message)
-        handle(client, message)
-
-    open_sockets = AsyncMPClient._open_sockets
-
-    def hide(client: AsyncMPClient) -> None:
-        open_sockets(client)
-        (client._process.directory / IN_ADDRESS).rename(client._process.directory / "hidden")
-        clients.append(client)
-
-    clients: list[AsyncMPClient] = []
-    monkeypatch.setattr(AsyncMPClient, "_handle", note)
-    monkeypatch.setattr(AsyncMPClient, "_open_sockets", hide)
-
-    async def main() -> RequestOutput:
-        starting = asyncio.ensure_future(start_ghost())
-        await until(lambda: bool(said))
-        directory = clients[0]._process.directory
-        for _ in range(20):
-            await asyncio.sleep(0.005)
-            assert not starting.done()
-        (directory / "hidden").rename(directory / IN_ADDRESS)
-        async with await starting as llm:
-            assert not directory.exists()
-            return await last_of(await llm.add_request("r", ids(1), seeded(4)))
-
-    output = asyncio.run(asyncio.wait_for(main(), PATIENCE))
-    assert output.outputs[0].finish_reason == "length"
-
-
-def test_a_core_that_dies_before_it_can_be_written_to_fails_to_start(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    open_sockets = AsyncMPClient._open_sockets
-
-    def hide(client: AsyncMPClient) -> None:
-        open_sockets(client)
-        (client._process.directory / IN_ADDRESS).unlink()
-
-    handle = AsyncMPClient._handle
-
-    def kill(client: AsyncMPClient, message: CoreMessage) -> None:
-        handle(client, message)
-        if isinstance(message, Ready):
-            os.kill(client.pid, signal.SIGKILL)
-
-    monkeypatch.setattr(AsyncMPClient, "_open_sockets", hide)
-    monkeypatch.setattr(AsyncMPClient, "_handle", kill)
+    class Events:
+        def on_outputs(self, outputs: EngineCoreOutputs) -> None:
+            if outputs.outputs[-1].finish_reason is not None:
+                ended.set()
 
     async def main() -> None:
-        with pytest.raises(EngineDeadError, match="SIGKILL"):
-            await start_ghost()
+        client = AsyncMPClient(CoreProcess(lambda *fds: ghost_command(behaviour, *fds)))
+        client.start(Events())  # type: ignore[arg-type]
+        client.add_request(
+            EngineCoreRequest(
+                request_id="early",
+                prompt_token_ids=[1, 2],
+                sampling_params=seeded(4),
+                eos_token_id=None,
+                arrival_time=0.0,
+            )
+        )
+        assert not client._ready.done()
+        await client.wait_until_ready()
+        await ended.wait()
+        await client.shutdown()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))
 

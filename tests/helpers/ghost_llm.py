@@ -27,11 +27,11 @@ from twostep.frontend.tokenizer import Tokenizer
 TESTS = str(Path(__file__).parents[1])
 
 
-def ghost_command(behaviour: Behaviour, directory: str, tie: int) -> list[str]:
+def ghost_command(behaviour: Behaviour, wire: int, heartbeat: int) -> list[str]:
     """What AsyncMPClient executes."""
     spec = CoreSpec(
-        directory=directory,
-        tie=tie,
+        wire=wire,
+        heartbeat=heartbeat,
         parent_pid=os.getpid(),
         model="ghost",
         path=msgspec.json.encode(behaviour).decode(),
@@ -44,7 +44,7 @@ def ghost_command(behaviour: Behaviour, directory: str, tie: int) -> list[str]:
 
 async def start_ghost(behaviour: Behaviour | None = None) -> AsyncLLM:
     """A ghost in a process of its own, ready."""
-    process = CoreProcess(lambda folder, tie: ghost_command(behaviour or Behaviour(), folder, tie))
+    process = CoreProcess(lambda *fds: ghost_command(behaviour or Behaviour(), *fds))
     client = AsyncMPClient(process)
     try:
         info = await client.wait_until_ready()

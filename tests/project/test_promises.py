@@ -60,7 +60,7 @@ def test_contracts_need_only_the_standard_library_and_msgspec() -> None:
         assert foreign == set(), path.name
 
 
-IMPORT_NAMES = {"pyyaml": "yaml", "pyzmq": "zmq"}
+IMPORT_NAMES = {"pyyaml": "yaml"}
 """Of packages that are imported under another name."""
 
 

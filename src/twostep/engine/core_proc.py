@@ -26,7 +26,6 @@ from twostep.engine.wire import (
     AddRequest,
     ClientMessage,
     Codec,
-    CoreMessage,
     Live,
     Outputs,
     Refused,
@@ -43,8 +42,8 @@ IDLE_BEAT_SECONDS = 1.0
 """Between signs of life while there is nothing to do."""
 RETRY_SECONDS = 1e-3
 """Before the core is asked again, when it had work but nothing could be planned."""
-RESEND_SECONDS = 1e-2
-"""Before news are offered again to a reader that is behind."""
+READER_SECONDS = 1e-2
+"""Before it is looked again whether a reader that is behind has made room."""
 
 
 class EngineCoreProc:
@@ -75,7 +74,6 @@ class EngineCoreProc:
         """While somebody watches."""
         self._others = core.observer
         """Who observes the core for as long as it lives."""
-        self._unsent: list[CoreMessage] = []
         self._running = True
         self._steps = 0
         self._progress = clock.monotonic()
@@ -94,7 +92,6 @@ class EngineCoreProc:
             self._channel.stop_receiving()
             self._input_thread.join()
             self._core.shutdown()
-            self._channel.close()
 
     # -- the busy loop -----------------------------------------------------------------------
 
@@ -102,7 +99,7 @@ class EngineCoreProc:
         outputs, executed = self._core.step_fn()
         if outputs:
             for news in outputs.values():
-                self._send(Outputs(news))
+                self._channel.send(Outputs(news))
         now = self._clock.monotonic()
         if executed or outputs:
             self._steps += executed
@@ -114,8 +111,8 @@ class EngineCoreProc:
     def _take_input(self) -> bool:
         """Handle what has arrived, or wait while there is nothing to do. False to end."""
         while self._running:
-            if self._unsent:
-                self._resend()
+            if not self._channel.flush():
+                self._wait_for_reader()
             elif not self._input_queue.empty():
                 self._handle(self._input_queue.get())
             elif self._core.has_work():
@@ -167,13 +164,14 @@ class EngineCoreProc:
             check_token_ids(request, self._vocab_size)
             self._core.add_request(request)
         except InvalidRequestError as error:
-            self._send(Refused(request.request_id, str(error), error.param, error.code))
+            refused = Refused(request.request_id, str(error), error.param, error.code)
+            self._channel.send(refused)
         except EngineDeadError:
             raise
         except Exception as error:  # it has not entered the scheduler: nobody else is concerned
             logger.exception("request %s could not be taken", request.request_id)
             words = f"the engine core could not take it ({type(error).__name__}: {error})"
-            self._send(Refused(request.request_id, words, None, "invalid_value"))
+            self._channel.send(Refused(request.request_id, words, None, "invalid_value"))
 
     def _call(self, call: UtilityCall) -> None:
         """Methods that end something are answered when it has ended."""
@@ -194,7 +192,7 @@ class EngineCoreProc:
                 self._answer(call)
             case _:
                 error = f"{call.method}: unknown mode {call.argument!r}"
-                self._send(UtilityResult(call.call_id, None, error))
+                self._channel.send(UtilityResult(call.call_id, None, error))
 
     def _watch(self, wanted: bool) -> None:
         """Put an observer for the watchers into the core, or take it out."""
@@ -211,23 +209,19 @@ class EngineCoreProc:
 
     def _send_live(self, update: LiveUpdate) -> bool:
         """News go first: nobody's tokens wait for a watcher."""
-        return not self._unsent and self._channel.send(Live(update))
+        if not self._channel.flush():
+            return False
+        self._channel.send(Live(update))
+        return True
 
     def _answer(self, call: UtilityCall, value: bool | None = None) -> None:
-        self._send(UtilityResult(call.call_id, value))
+        self._channel.send(UtilityResult(call.call_id, value))
 
-    def _send(self, message: CoreMessage) -> None:
-        """Nothing is planned while something is unsent, so there is little of it."""
-        if self._unsent or not self._channel.send(message):
-            self._unsent.append(message)
-
-    def _resend(self) -> None:
-        """The reader is behind: wait for it. The core is well meanwhile, and takes requests."""
-        while self._unsent and self._channel.send(self._unsent[0]):
-            del self._unsent[0]
-        if self._unsent:
-            self._wait_for_input(RESEND_SECONDS)
-            self._show_progress()
+    def _wait_for_reader(self) -> None:
+        """It is behind. Nothing is planned meanwhile, so there is little that is kept for it; the
+        core is well, and takes requests."""
+        self._wait_for_input(READER_SECONDS)
+        self._show_progress()
 
     # -- the input thread --------------------------------------------------------------------
 

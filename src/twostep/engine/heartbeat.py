@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import mmap
-from pathlib import Path
-
-HEARTBEAT_FILE = "heartbeat"
-"""Its name, in the private folder of the two processes."""
+import os
+import tempfile
 
 _SIZE = mmap.PAGESIZE
 
@@ -17,30 +15,27 @@ class Heartbeat:
     Each is written at once, eight bytes where they belong: a writer may be killed, and a reader
     look, at any moment. (``struct.pack_into`` clears the bytes first.)
 
-    Times are seconds of the system's monotonic clock. The file may be deleted once both sides
-    have opened it.
+    Times are seconds of the system's monotonic clock. The file has no name: whoever shall see it
+    gets a descriptor of it.
     """
 
-    def __init__(self, memory: mmap.mmap) -> None:
-        self._memory = memory
+    def __init__(self, fd: int) -> None:
+        """Map a file that ``create`` made. The descriptor may be closed then."""
+        self._memory = memory = mmap.mmap(fd, _SIZE)
         self._times = memoryview(memory).cast("d")
         self._counts = memoryview(memory).cast("Q")
 
     @classmethod
-    def create(cls, path: Path, now: float) -> Heartbeat:
-        """A new file, written in full so that a full disk shows here; its times are ``now``."""
-        with path.open("xb+") as file:
-            file.write(bytes(_SIZE))
-            file.flush()
-            heartbeat = cls(mmap.mmap(file.fileno(), _SIZE))
-        heartbeat.beat(now, now, 0)
-        return heartbeat
+    def create(cls, now: float) -> tuple[Heartbeat, int]:
+        """A new one whose times are ``now``, and the descriptor for the other side, to be closed.
 
-    @classmethod
-    def open(cls, path: Path) -> Heartbeat:
-        """A file that ``create`` made."""
-        with path.open("rb+") as file:
-            return cls(mmap.mmap(file.fileno(), _SIZE))
+        The file is written in full, so that a full disk shows here.
+        """
+        with tempfile.TemporaryFile(buffering=0) as file:
+            file.write(bytes(_SIZE))
+            heartbeat = cls(file.fileno())
+            heartbeat.beat(now, now, 0)
+            return heartbeat, os.dup(file.fileno())
 
     def beat(self, now: float, progress: float, steps: int) -> None:
         """The loop runs, ``progress`` is when it last had a step to show (or nothing to do)."""

@@ -1,8 +1,7 @@
 """Every message between the API process and the engine core process: msgpack, never pickle.
 
-Requests and their news go through two one-way ZMQ sockets, a frame for each message. The core's
-``LastWords`` go through the socket pair that ties the two processes together: what is written
-there arrives before the end of file that tells of a death.
+A frame for each message, both ways over one socket pair. When either process dies, the other one
+reads the end of file, after everything that was sent before.
 """
 
 from __future__ import annotations
@@ -115,15 +114,15 @@ class Live(_CoreMessage, frozen=True, tag="live"):
     update: LiveUpdate
 
 
-CoreMessage = LoadProgress | Ready | Outputs | Refused | UtilityResult | Live
-
-
-class LastWords(msgspec.Struct, frozen=True):
-    """Why the core process ends, written before it does. None are left by one that is killed."""
+class LastWords(_CoreMessage, frozen=True, tag="last words"):
+    """Why the core process ends. None are left by one that is killed."""
 
     kind: str
     """Name of the error's class in ``contracts.errors``."""
     message: str
+
+
+CoreMessage = LoadProgress | Ready | Outputs | Refused | UtilityResult | Live | LastWords
 
 
 # -- frames ----------------------------------------------------------------------------------------
@@ -136,9 +135,8 @@ class Codec:
         self._encoder = msgspec.msgpack.Encoder()
         self._client_messages = msgspec.msgpack.Decoder(ClientMessage)
         self._core_messages = msgspec.msgpack.Decoder(CoreMessage)
-        self._last_words = msgspec.msgpack.Decoder(LastWords)
 
-    def encode(self, message: ClientMessage | CoreMessage | LastWords) -> bytes:
+    def encode(self, message: ClientMessage | CoreMessage) -> bytes:
         """The frame of a message."""
         return self._encoder.encode(message)
 
@@ -149,10 +147,6 @@ class Codec:
     def decode_core_message(self, frame: bytes) -> CoreMessage:
         """Raises WireError for anything that is not one."""
         return _decode(self._core_messages, frame)
-
-    def decode_last_words(self, frame: bytes) -> LastWords:
-        """Raises WireError for anything that is not one."""
-        return _decode(self._last_words, frame)
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], frame: bytes) -> T:

@@ -90,9 +90,9 @@ async def start_async_llm(
 def start_core_process(model: ResolvedModel, options: EngineOptions) -> CoreProcess:
     """An engine core that begins to load."""
     return CoreProcess(
-        lambda directory, tie: CoreSpec(
-            directory=directory,
-            tie=tie,
+        lambda wire, heartbeat: CoreSpec(
+            wire=wire,
+            heartbeat=heartbeat,
             parent_pid=os.getpid(),
             model=model.name,
             path=str(model.path),

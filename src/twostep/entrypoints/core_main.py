@@ -12,6 +12,7 @@ import os
 import signal
 import socket
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,10 +23,11 @@ from twostep import __version__
 from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, TwostepError
 from twostep.engine.core import EngineCore
-from twostep.engine.core_channel import ZmqCoreChannel
+from twostep.engine.core_channel import SocketCoreChannel
 from twostep.engine.core_proc import EngineCoreProc
-from twostep.engine.heartbeat import HEARTBEAT_FILE, Heartbeat
-from twostep.engine.wire import Codec, LastWords, LoadProgress, Ready
+from twostep.engine.frames import FrameSocket
+from twostep.engine.heartbeat import Heartbeat
+from twostep.engine.wire import LastWords, LoadProgress, Ready
 from twostep.entrypoints.core_spec import CoreSpec
 from twostep.entrypoints.garbage import no_garbage
 from twostep.entrypoints.system_clock import MonotonicClock
@@ -34,6 +36,8 @@ if TYPE_CHECKING:
     from twostep.entrypoints.build import BuiltCore
 
 PR_SET_PDEATHSIG = 1
+LAST_NEWS_SECONDS = 2.0
+"""How long an ending core waits for its last news to be read."""
 HEARTBEAT_TIMEOUT_SECONDS = 10.0
 SLOWEST_FLOPS_PER_THREAD = 5e9
 """A machine that computes more slowly may be called hung while it is not."""
@@ -60,30 +64,32 @@ def main(argv: list[str], make_core: MakeCore | None = None) -> int:
     for name in ("SIGINT", "SIGTERM", "SIGHUP"):
         signal.signal(getattr(signal, name), signal.SIG_IGN)
     spec = msgspec.json.decode(argv[0], type=CoreSpec)
-    os.set_inheritable(spec.tie, False)
+    os.set_inheritable(spec.wire, False)
     die_with_parent(spec.parent_pid)
     faulthandler.enable()
-    with socket.socket(fileno=spec.tie) as tie:
+    with contextlib.closing(FrameSocket(socket.socket(fileno=spec.wire))) as wire:
+        channel = SocketCoreChannel(wire)
         try:
-            serve(spec, tie, make_core or load_core)
+            serve(spec, channel, make_core or load_core)
         except TwostepError as error:
-            _leave_words(tie, error)
+            _leave_words(channel, error)
             return 1
         except BaseException as error:
-            _leave_words(tie, EngineDeadError(f"the engine core failed: {_words(error)}"))
+            _leave_words(channel, EngineDeadError(f"the engine core failed: {_words(error)}"))
             raise
+        _flush(channel)
     return 0
 
 
-def serve(spec: CoreSpec, tie: socket.socket, make_core: MakeCore) -> None:
+def serve(spec: CoreSpec, channel: SocketCoreChannel, make_core: MakeCore) -> None:
     """Load the model and serve it until told to end.
 
     Raises:
         ModelError, OutOfMemoryError, UsageError: The model can't be loaded.
         EngineDeadError: The core has stopped by itself.
     """
-    heartbeat = Heartbeat.open(Path(spec.directory, HEARTBEAT_FILE))
-    channel = ZmqCoreChannel(spec.directory, tie)
+    heartbeat = Heartbeat(spec.heartbeat)
+    os.close(spec.heartbeat)
     loaded = make_core(spec, lambda phase, part: _send_progress(channel, phase, part))
     try:
         proc = EngineCoreProc(
@@ -99,14 +105,14 @@ def serve(spec: CoreSpec, tie: socket.socket, make_core: MakeCore) -> None:
         loaded.close()
 
 
-def _send_progress(channel: ZmqCoreChannel, phase: str, fraction: float) -> None:
+def _send_progress(channel: SocketCoreChannel, phase: str, fraction: float) -> None:
     channel.send(LoadProgress(phase, fraction))
 
 
 def load_core(spec: CoreSpec, progress: Callable[[str, float], None]) -> LoadedCore:
     """The real engine."""
     with no_garbage():
-        # Heavy: the sockets are connected first, so that progress is seen from the start.
+        # Heavy: progress is told before.
         from twostep import _native as native
         from twostep.entrypoints.build import Phases, build_core
         from twostep.models.loader.open import open_checkpoint
@@ -116,7 +122,7 @@ def load_core(spec: CoreSpec, progress: Callable[[str, float], None]) -> LoadedC
         with contextlib.closing(open_checkpoint(Path(spec.path))) as checkpoint:
             built = build_core(checkpoint, spec.model, spec.options, phases)
     # This thread will run the loop, which computes while it waits: it must not keep a core from
-    # ZMQ's threads and the API process, which bring its news to the client.
+    # the API process, which brings its news to the client.
     native.take_long_slices()
 
     def close() -> None:
@@ -163,7 +169,7 @@ def heartbeat_timeout(built: BuiltCore) -> float:
 def die_with_parent(parent_pid: int) -> None:
     """Be killed when the parent dies, at once and whatever runs then, where the system can.
 
-    (The input thread, which sees the end of file of the tie, is the second way.)
+    (The input thread, which reads the end of file, is the second way.)
     """
     if sys.platform == "linux":
         import ctypes
@@ -173,9 +179,16 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def _leave_words(tie: socket.socket, error: TwostepError) -> None:
-    with contextlib.suppress(OSError):
-        tie.sendall(Codec().encode(LastWords(type(error).__name__, str(error))))
+def _leave_words(channel: SocketCoreChannel, error: TwostepError) -> None:
+    channel.send(LastWords(type(error).__name__, str(error)))
+    _flush(channel)
+
+
+def _flush(channel: SocketCoreChannel) -> None:
+    """Give the reader some time for the last news."""
+    end = time.monotonic() + LAST_NEWS_SECONDS
+    while not channel.flush() and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def _words(error: BaseException) -> str:

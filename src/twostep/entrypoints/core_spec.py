@@ -12,10 +12,10 @@ from twostep.entrypoints.engine_options import EngineOptions
 class CoreSpec(msgspec.Struct, frozen=True, kw_only=True):
     """One JSON argument."""
 
-    directory: str
-    """Private folder of the two processes: sockets and heartbeat."""
-    tie: int
-    """File descriptor of the socket that ends the core when its parent dies."""
+    wire: int
+    """File descriptor of the socket to the parent, whose end of file ends the core."""
+    heartbeat: int
+    """File descriptor of the shared memory for signs of life."""
     parent_pid: int
     model: str
     """As the user called it."""

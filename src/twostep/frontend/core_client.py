@@ -7,15 +7,13 @@ import contextlib
 import time
 from collections.abc import Callable, Iterable
 
-import zmq
-
 from twostep.contracts import errors
 from twostep.contracts.engine_info import EngineInfo
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError, TwostepError
 from twostep.contracts.pause import PauseMode
 from twostep.contracts.request import EngineCoreRequest
 from twostep.engine.client import CoreEvents
-from twostep.engine.core_channel import IN_ADDRESS, OUT_ADDRESS
+from twostep.engine.frames import FrameError
 from twostep.engine.wire import (
     AbortRequests,
     AddRequest,
@@ -39,17 +37,13 @@ from twostep.frontend.core_process import CoreProcess
 
 Progress = Callable[[str, float], None]
 
-MAX_UNREAD_MESSAGES = 100_000
-"""Messages to a core that does not read; one more, and it counts as dead."""
-MAX_MESSAGES_AT_ONCE = 64
-"""Read in one go, before the event loop's other work has a turn."""
+MAX_UNREAD_BYTES = 1 << 28
+"""Kept for a core that does not read; with more, it counts as dead."""
 SHUTDOWN_SECONDS = 10.0
 """For the core to end by itself (a trace may have to be written); then it is killed."""
 DEATH_POLLS = 50
 DEATH_POLL_SECONDS = 5e-3
 """A dead child's exit code is asked for this often before it is called unknown."""
-CONNECT_POLL_SECONDS = 1e-3
-"""A core that has said that it is ready is asked this often whether it can be written to."""
 DEAF = "the engine core has stopped reading: restart it"
 
 
@@ -76,27 +70,10 @@ class AsyncMPClient:
         self._deaf = False
         """A message found no room: nothing more is sent, and the core is over within moments."""
         self._heartbeat_timeout = 0.0
-        self._last_words = b""
+        self._last_words: LastWords | None = None
         self._process = process
-        try:
-            self._open_sockets()
-        except BaseException:
-            self._process.kill()
-            self._process.close()
-            raise
-
-    def _open_sockets(self) -> None:
-        directory = self._process.directory
-        self._context = zmq.Context()
-        self._output = self._context.socket(zmq.PUSH)
-        self._output.setsockopt(zmq.SNDHWM, MAX_UNREAD_MESSAGES)
-        self._output.setsockopt(zmq.LINGER, 0)
-        self._output.bind(f"ipc://{directory}/{IN_ADDRESS}")
-        self._input = self._context.socket(zmq.PULL)
-        self._input.setsockopt(zmq.LINGER, 0)
-        self._input.bind(f"ipc://{directory}/{OUT_ADDRESS}")
-        self._loop.add_reader(self._input.FD, self._read_input)
-        self._loop.add_reader(self._process.tie.fileno(), self._read_tie)
+        self._wire = process.wire
+        self._loop.add_reader(self._wire.fileno(), self._read)
 
     @property
     def pid(self) -> int:
@@ -166,13 +143,23 @@ class AsyncMPClient:
         if self._dead is not None or self._stopping:
             raise self._as_dead()
         if not self._deaf:
-            with contextlib.suppress(zmq.Again):
-                self._output.send(self._codec.encode(message), zmq.DONTWAIT)
-                return
-            # Either it hangs, or it has just died: then the tie tells how, which is the news.
+            with contextlib.suppress(OSError):
+                self._wire.send(self._codec.encode(message))
+                if not self._wire.num_unsent_bytes:
+                    return
+                if self._wire.num_unsent_bytes <= MAX_UNREAD_BYTES:
+                    self._loop.add_writer(self._wire.fileno(), self._flush)
+                    return
+            # Either it hangs, or it has just died: then its end of file tells how.
             self._deaf = True
             self._loop.call_later(DEATH_POLLS * DEATH_POLL_SECONDS, self._end_deaf_core)
         raise EngineDeadError(DEAF)
+
+    def _flush(self) -> None:
+        with contextlib.suppress(OSError):  # it has died, which will be read
+            if not self._wire.flush():
+                return
+        self._loop.remove_writer(self._wire.fileno())
 
     def _end_deaf_core(self) -> None:
         if not self._process.has_ended():
@@ -181,26 +168,20 @@ class AsyncMPClient:
 
     # -- from the core -----------------------------------------------------------------------
 
-    def _read_input(self) -> None:
-        """The descriptor tells of changes only: read until nothing is left, or come again."""
-        self._read_messages(1)  # whose readers need not wait until we know that there is no other
-
-    def _read_messages(self, most: int) -> None:
-        for _ in range(most):
-            if self._input.closed:
-                return
-            try:
-                frame = self._input.recv(zmq.DONTWAIT)
-            except zmq.Again:
-                return
-            try:
-                message = self._codec.decode_core_message(frame)
-            except WireError as error:
-                self._process.kill()  # its news can't be trusted to be complete
-                self._die(EngineDeadError(f"the engine core was stopped: {error}"))
-                return
-            self._handle(message)
-        self._loop.call_soon(self._read_messages, MAX_MESSAGES_AT_ONCE)
+    def _read(self) -> None:
+        """What has arrived; at its end, the process has ended."""
+        try:
+            frames = self._wire.receive()
+            for frame in frames or ():
+                self._handle(self._codec.decode_core_message(frame))
+        except (FrameError, WireError) as error:
+            self._process.kill()  # its news can't be trusted to be complete
+            self._die(EngineDeadError(f"the engine core was stopped: {error}"))
+            return
+        if frames is None:
+            self._loop.remove_reader(self._wire.fileno())
+            self._loop.remove_writer(self._wire.fileno())
+            self._note_death(DEATH_POLLS)
 
     def _handle(self, message: CoreMessage) -> None:
         events = self._events
@@ -221,17 +202,10 @@ class AsyncMPClient:
                 if self._on_progress is not None:
                     self._on_progress(message.phase, message.fraction)
             case Ready():
-                self._become_ready(message.info)
-
-    def _become_ready(self, info: EngineInfo) -> None:
-        """The news may overtake the connection of the other socket: nothing can be sent before."""
-        if self._ready.done() or self._output.closed:
-            return
-        if not self._output.poll(0, zmq.POLLOUT):
-            self._loop.call_later(CONNECT_POLL_SECONDS, self._become_ready, info)
-            return
-        self._process.remove_directory()
-        self._ready.set_result(info)
+                if not self._ready.done():
+                    self._ready.set_result(message.info)
+            case LastWords():
+                self._last_words = message
 
     def _take_answer(self, answer: UtilityResult) -> None:
         future = self._calls.get(answer.call_id)
@@ -256,20 +230,6 @@ class AsyncMPClient:
                 f"(the limit is {self._heartbeat_timeout:.0f} s): it may hang; restart it"
             )
 
-    def _read_tie(self) -> None:
-        """The core's last words, and then the end of file: the process has ended."""
-        try:
-            words = self._process.tie.recv(1 << 16)
-        except BlockingIOError:
-            return
-        except ConnectionResetError:
-            words = b""
-        if words:
-            self._last_words += words
-            return
-        self._loop.remove_reader(self._process.tie.fileno())
-        self._note_death(DEATH_POLLS)
-
     def _note_death(self, polls_left: int) -> None:
         """Descriptors close a moment before the exit code can be had."""
         if not self._process.has_ended():
@@ -277,15 +237,13 @@ class AsyncMPClient:
                 self._process.kill()  # it has closed its end, whatever it does now
             self._loop.call_later(DEATH_POLL_SECONDS, self._note_death, polls_left - 1)
             return
-        self._read_messages(MAX_MESSAGES_AT_ONCE)
         self._die(self._why())
         if not self._ended.done():
             self._ended.set_result(None)
 
     def _why(self) -> TwostepError:
-        if self._last_words:
-            with contextlib.suppress(WireError):
-                return _as_error(self._codec.decode_last_words(self._last_words))
+        if self._last_words is not None:
+            return _as_error(self._last_words)
         how = self._process.exit_words()
         cause = " while loading the model" if not self._ready.done() else ""
         hint = " (out of memory?)" if "SIGKILL" in how else ""
@@ -322,15 +280,6 @@ class AsyncMPClient:
         if not done:
             self._process.kill()
             await asyncio.wait([self._ended])
-        self._close()
-
-    def _close(self) -> None:
-        if self._input.closed:
-            return
-        self._loop.remove_reader(self._input.FD)
-        self._input.close()
-        self._output.close()
-        self._context.term()
         self._process.close()
 
 

@@ -4,53 +4,48 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 
-from twostep.engine.heartbeat import HEARTBEAT_FILE, Heartbeat
-
-MAX_SOCKET_PATH = 100
-"""Bytes; the system's own limit for the path of a socket is a little above."""
+from twostep.engine.frames import FrameSocket
+from twostep.engine.heartbeat import Heartbeat
 
 
 class CoreProcess:
-    """A child process, and the three things it shares with us.
+    """A child process, and the two things it shares with us.
 
-    ``directory``, which only this user can enter, holds the sockets until both sides have them.
-    ``heartbeat`` is memory that the child writes to. ``tie`` is one end of a socket pair: when
-    either process dies, however that happens, the other one reads the end of file.
+    ``heartbeat`` is memory that the child writes to. ``wire`` is one end of a socket pair: when
+    either process dies, however that happens, the other one reads the end of file. Neither has a
+    name on disk: nobody else can open them, and nothing is left when both processes are killed.
     """
 
-    def __init__(self, command: Callable[[str, int], Sequence[str]]) -> None:
-        """Start ``command(directory, tie file descriptor)``.
+    def __init__(self, command: Callable[[int, int], Sequence[str]]) -> None:
+        """Start ``command(wire, heartbeat)``, which are file descriptors for the child.
 
         The child reads nothing and writes what it has to say to standard error. Call this on a
         thread that lives on: the child is killed when the thread that started it ends.
         """
-        self.directory = make_private_directory()
         self._child: subprocess.Popen[bytes] | None = None
-        self.tie, theirs = socket.socketpair()
+        self.heartbeat, memory = Heartbeat.create(time.monotonic())
+        ours, theirs = socket.socketpair()
+        self.wire = FrameSocket(ours)
         try:
-            self.heartbeat = Heartbeat.create(self.directory / HEARTBEAT_FILE, time.monotonic())
             with theirs:
                 self._child = subprocess.Popen(
-                    command(str(self.directory), theirs.fileno()),
+                    command(theirs.fileno(), memory),
                     stdin=subprocess.DEVNULL,
                     stdout=sys.stderr.fileno() if _has_fileno(sys.stderr) else subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
+                    pass_fds=[theirs.fileno(), memory],
                 )
         except BaseException:
-            self.tie.close()
-            self.remove_directory()
+            self.close()
             raise
-        self.tie.setblocking(False)
+        finally:
+            os.close(memory)
 
     @property
     def pid(self) -> int:
@@ -88,25 +83,10 @@ class CoreProcess:
         self._child.wait()
         self.close()
 
-    def remove_directory(self) -> None:
-        """Both sides have opened what lies there, or never will. Safe to call twice."""
-        shutil.rmtree(self.directory, ignore_errors=True)
-
     def close(self) -> None:
         """Free what is shared, after the child has ended. Safe to call twice."""
-        self.tie.close()
+        self.wire.close()
         self.heartbeat.close()
-        self.remove_directory()
-
-
-def make_private_directory() -> Path:
-    """A new folder for sockets, of mode 0700, whose path is short enough for them."""
-    for parent in (None, "/tmp"):
-        directory = Path(tempfile.mkdtemp(prefix="twostep-", dir=parent))
-        if len(os.fsencode(directory)) + len("/out") <= MAX_SOCKET_PATH:
-            return directory
-        directory.rmdir()
-    raise OSError(f"no folder with a path short enough for a socket: set TMPDIR ({directory})")
 
 
 def _has_fileno(stream: object) -> bool:
