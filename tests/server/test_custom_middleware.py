@@ -28,7 +28,11 @@ class Outer:
             await send({"type": "http.response.start", "status": 418, "headers": []})
             await send({"type": "http.response.body", "body": b"short"})
             return
-        await self.app(scope, receive, send)
+        async def shout(message):
+            if message["type"] == "http.response.body":
+                message = {**message, "body": message["body"].upper()}
+            await send(message)
+        await self.app(scope, receive, shout if "shout" in scope["query_string"].decode() else send)
 
 def inner(app):
     async def layer(scope, receive, send):
@@ -76,6 +80,11 @@ def test_layers_see_every_request_in_their_order(module: Any) -> None:
             **headers,
         )
         assert chat.events[-1] == "[DONE]"
+        shouted = server.post(
+            "/v1/completions?shout", {"prompt": "Hi", "max_tokens": 8, "stream": True}, **headers
+        )
+        assert shouted.body.count(b"DATA: ") > 3, "every piece of a stream goes through them"
+        assert b"data: " not in shouted.body
 
 
 @pytest.mark.parametrize(

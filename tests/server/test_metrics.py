@@ -184,8 +184,9 @@ def test_labels_of_http_have_few_values(server: LiveServer) -> None:
     assert "BREW" not in methods
 
 
-def test_sizes_of_http(server: LiveServer) -> None:
-    body = json.dumps({"prompt": "a" * 50}).encode()
+@pytest.mark.parametrize("stream", [False, True])
+def test_sizes_of_http(server: LiveServer, stream: bool) -> None:
+    body = json.dumps({"prompt": "a" * 50, "stream": stream}).encode()
     before = scrape(server)
     answer = server.post("/v1/completions", body)
     after = scrape(server)

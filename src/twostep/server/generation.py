@@ -138,6 +138,15 @@ class Generation:
     async def _write_events(self, writer: AnswerWriter, events: EventStream) -> None:
         async with self._started() as streams:
             left = len(streams)
+            if left == 1:  # nothing to merge
+                async for output in streams[0]:
+                    self._check(output)
+                    data = writer.events(0, output)
+                    if output.finished:
+                        await events.finish(data + writer.last_events())
+                    elif data and not events.push(data):
+                        await events.write(data)
+                return
             async for ready in _merged(streams):
                 data = b""
                 for index, output in ready:
@@ -146,7 +155,7 @@ class Generation:
                     left -= output.finished
                 if not left:
                     await events.finish(data + writer.last_events())
-                elif data:
+                elif data and not events.push(data):
                     await events.write(data)
 
     async def _collect(self) -> list[RequestOutput]:

@@ -15,10 +15,19 @@ from twostep.server.errors import ApiError
 T = TypeVar("T")
 
 JSON = b"application/json"
+Push = Callable[[bytes], bool]
+"""See ``HttpCall.push``."""
 EXTENSION = "twostep"
 """The ASGI extension with the hooks of ``http_protocol.HttpProtocol``."""
 LOOKS = 3
 """Turns of the loop until the end of a connection that lay in its socket is heard, and one more."""
+
+
+def hooks_of(scope: Scope) -> Mapping[str, Callable[..., Any]]:
+    """What our protocol lends beside ASGI; empty under another server."""
+    extensions = scope.get("extensions", {})
+    hooks: Mapping[str, Callable[..., Any]] = extensions.get(EXTENSION, {})
+    return hooks
 
 
 class ClientGone(Exception):
@@ -62,9 +71,17 @@ class HttpCall:
 
     def _hooks(self) -> Mapping[str, Callable[..., Any]]:
         """What our protocol lends beside ASGI; empty under another server."""
-        extensions = self.scope.get("extensions", {})
-        hooks: Mapping[str, Callable[..., Any]] = extensions.get(EXTENSION, {})
-        return hooks
+        return hooks_of(self.scope)
+
+    @property
+    def push(self) -> Push | None:
+        """Sends a piece of a stream at once and returns True, or does nothing and returns False.
+
+        A third of the work of ``send``, which is for pieces that have to wait. None if a layer of
+        the operator's, or another server, wants to see what is sent.
+        """
+        push: Push | None = getattr(self.send, "push", None)
+        return push
 
     async def check_client(self) -> None:
         """Raise ClientGone if the client has closed the connection, as far as the server hears.

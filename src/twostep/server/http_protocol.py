@@ -72,6 +72,7 @@ class HttpProtocol(HttpToolsProtocol):
             "abort": self.transport.abort,
             "is_gone": self._is_lost,
             "hold_back": self._hold_back,
+            "push": self._push,
         }
         self.scope["extensions"] = {EXTENSION: hooks}
 
@@ -96,6 +97,14 @@ class HttpProtocol(HttpToolsProtocol):
         """What does not parse as HTTP."""
         if not self.transport.is_closing():
             self._end_with(400, ApiError("invalid_value", "this is not a valid HTTP request"))
+
+    def _push(self, data: bytes) -> bool:
+        """Send a piece of a chunked body without waiting, or not at all (False)."""
+        cycle = self.cycle
+        if self.flow.write_paused or self._lost or not cycle.chunked_encoding or self.pipeline:
+            return False
+        self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
 
     def _hold_back(self, on: bool) -> None:
         """Send whole packets only, until switched off."""

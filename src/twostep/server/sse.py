@@ -57,6 +57,7 @@ class EventStream:
 
     def __init__(self, call: HttpCall, *, keep_alive: float, stall_timeout: float) -> None:
         self._call = call
+        self._push = call.push
         self._keep_alive = keep_alive
         self._stall_timeout = stall_timeout
         self._loop = asyncio.get_running_loop()
@@ -69,6 +70,13 @@ class EventStream:
         """Whether the status has been sent."""
         self._is_ending = False
         self._arm()
+
+    def push(self, data: bytes) -> bool:
+        """Send events at once; False, and nothing is sent, if that needs ``write``."""
+        if self._push is None or self._writing or not self.is_open or not self._push(data):
+            return False
+        self._last = self._loop.time()
+        return True
 
     async def write(self, data: bytes) -> None:
         """Send events; waits while the client's buffers are full."""

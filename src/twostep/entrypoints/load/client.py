@@ -103,59 +103,75 @@ async def send(pool: HttpPool, target: Target, prompt: Prompt) -> Outcome:
                 outcome.error = f"HTTP {response.status}: {body[:500]}"
                 outcome.latency = time.perf_counter() - outcome.start_time
             else:
-                await _read_stream(response.chunks(), outcome)
+                reader = _StreamReader(outcome)
+                await response.tell(reader.take)
+                reader.end()
     except (TimeoutError, OSError, ConnectionLostError) as error:
         outcome.error = f"{type(error).__name__}: {error}"
     outcome.success = not outcome.error
     return outcome
 
 
-async def _read_stream(chunks: Any, outcome: Outcome) -> None:
-    """Take events as they arrive; sets ``error`` unless the stream ends as a good one does."""
-    rest = b""
-    last = outcome.start_time
-    pieces: list[str] = []
-    usage: _Usage | None = None
-    is_done = has_finish = False
-    async for arrived, data in chunks:
-        *events, rest = (rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
+class _StreamReader:
+    """Takes events as they arrive, into an outcome; ``end`` is due behind the last one."""
+
+    def __init__(self, outcome: Outcome) -> None:
+        self._outcome = outcome
+        self._rest = b""
+        self._last = outcome.start_time
+        self._pieces: list[str] = []
+        self._usage: _Usage | None = None
+        self._has_end = False
+
+    def take(self, arrived: float, data: bytes) -> bool:
+        """Bytes of the stream; False when an error has made the rest worthless."""
+        *events, self._rest = (self._rest + data).replace(b"\r\n", b"\n").split(b"\n\n")
         for event in events:
-            if not event.startswith(b"data:"):
-                continue  # a comment keeps the connection alive
-            payload = event[5:].strip()
-            if payload == b"[DONE]":
-                is_done = True
+            if event.startswith(b"data:"):  # a comment keeps the connection alive
+                self._take_event(arrived, event[5:].strip())
+        return not self._outcome.error
+
+    def _take_event(self, arrived: float, payload: bytes) -> None:
+        if payload == b"[DONE]":
+            self._has_end = True
+            return
+        outcome = self._outcome
+        try:
+            chunk = _decode_chunk(payload)
+        except msgspec.DecodeError as error:
+            outcome.error = outcome.error or f"not a chunk ({error}): {payload[:200]!r}"
+            return
+        if chunk.error is not None:
+            outcome.error = outcome.error or f"error in the stream: {chunk.error}"
+            return
+        self._usage = chunk.usage or self._usage
+        for choice in chunk.choices:
+            self._has_end |= choice.finish_reason is not None
+            text = _text_of(choice)
+            if not text:
                 continue
-            try:
-                chunk = _decode_chunk(payload)
-            except msgspec.DecodeError as error:
-                outcome.error = f"not a chunk ({error}): {payload[:200]!r}"
-                return
-            if chunk.error is not None:
-                outcome.error = f"error in the stream: {chunk.error}"
-                return
-            usage = chunk.usage or usage
-            for choice in chunk.choices:
-                has_finish |= choice.finish_reason is not None
-                text = _text_of(choice)
-                if not text:
-                    continue
-                if pieces:
-                    outcome.itl.append(arrived - last)
-                else:
-                    outcome.ttft = arrived - outcome.start_time
-                last = arrived
-                pieces.append(text)
-    outcome.text = "".join(pieces)
-    outcome.latency = last - outcome.start_time
-    outcome.output_len = len(pieces)
-    if usage is not None:
-        outcome.output_len = usage.completion_tokens or 0
-        outcome.prompt_len = usage.prompt_tokens or outcome.prompt_len
-    if not pieces:
-        outcome.error = "the answer is empty"
-    elif not (is_done or has_finish):
-        outcome.error = "the stream ended without an end"
+            if self._pieces:
+                outcome.itl.append(arrived - self._last)
+            else:
+                outcome.ttft = arrived - outcome.start_time
+            self._last = arrived
+            self._pieces.append(text)
+
+    def end(self) -> None:
+        """The stream is over; sets ``error`` unless it ended as a good one does."""
+        outcome = self._outcome
+        if outcome.error:
+            return
+        outcome.text = "".join(self._pieces)
+        outcome.latency = self._last - outcome.start_time
+        outcome.output_len = len(self._pieces)
+        if self._usage is not None:
+            outcome.output_len = self._usage.completion_tokens or 0
+            outcome.prompt_len = self._usage.prompt_tokens or outcome.prompt_len
+        if not self._pieces:
+            outcome.error = "the answer is empty"
+        elif not self._has_end:
+            outcome.error = "the stream ended without an end"
 
 
 def _text_of(choice: _Choice) -> str | None:

@@ -11,7 +11,7 @@ import contextlib
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
@@ -23,6 +23,11 @@ from twostep.contracts.errors import UsageError
 
 class ConnectionLostError(Exception):
     """The server closed the connection in the middle of an answer."""
+
+
+ChunkReader = Callable[[float, bytes], bool]
+"""Called with (arrival in seconds of ``time.perf_counter``, bytes of the body), says whether it
+wants more; must not raise."""
 
 
 class _Connection(asyncio.Protocol):
@@ -40,6 +45,8 @@ class _Connection(asyncio.Protocol):
         self._complete = True
         self._keep_alive = True
         self._news = asyncio.Event()
+        self._reader: ChunkReader | None = None
+        """Told of the body's pieces when they arrive, in place of a task that waits for each."""
         self._now = 0.0
 
     # asyncio calls these
@@ -55,7 +62,8 @@ class _Connection(asyncio.Protocol):
             self._parser.feed_data(data)
         except httptools.HttpParserError:
             self.close()
-        self._news.set()
+        if self._reader is None or self._complete or not self.is_open:
+            self._news.set()  # who reads piece by piece is woken for the end alone
 
     def connection_lost(self, error: Exception | None) -> None:
         self.is_open = False
@@ -67,7 +75,11 @@ class _Connection(asyncio.Protocol):
         self.status = self._parser.get_status_code()
 
     def on_body(self, body: bytes) -> None:
-        self._arrived.append((self._now, body))
+        if self._reader is not None:
+            if not self._reader(self._now, body):
+                self._reader = None
+        else:
+            self._arrived.append((self._now, body))
 
     def on_message_complete(self) -> None:
         self._complete = True
@@ -78,6 +90,7 @@ class _Connection(asyncio.Protocol):
     def send(self, message: bytes) -> None:
         self._parser = httptools.HttpResponseParser(self)
         self._arrived.clear()
+        self._reader = None
         self._complete = False
         self.has_answered = False
         self.status = 0
@@ -96,6 +109,15 @@ class _Connection(asyncio.Protocol):
                 yield self._arrived.popleft()
             if self._complete:
                 return
+            await self._wait()
+
+    async def tell(self, reader: ChunkReader) -> None:
+        """See Response."""
+        while self._arrived:
+            if not reader(*self._arrived.popleft()):
+                return
+        self._reader = reader
+        while self._reader is not None and not self._complete:
             await self._wait()
 
     async def _wait(self) -> None:
@@ -124,6 +146,13 @@ class Response:
     def chunks(self) -> AsyncIterator[tuple[float, bytes]]:
         """(arrival in seconds of ``time.perf_counter``, bytes of the body), in order."""
         return self._connection.chunks()
+
+    async def tell(self, reader: ChunkReader) -> None:
+        """Call ``reader`` with what ``chunks`` yields, when it arrives, while it wants more.
+
+        No task is woken for a chunk: it takes half the time. Raises ConnectionLostError.
+        """
+        await self._connection.tell(reader)
 
     async def read(self) -> bytes:
         """All of the body."""

@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostep.server.errors import ApiError, from_exception, is_ours
-from twostep.server.http import ClientGone, HttpCall, route_path
+from twostep.server.http import ClientGone, HttpCall, Push, route_path
 from twostep.server.request_fields import REQUEST_ID
 
 logger = logging.getLogger("twostep.server")
@@ -68,10 +68,11 @@ class Boundary:
 class _Sender:
     """``send`` that puts the id into the headers and remembers the status."""
 
-    __slots__ = ("_send", "request_id", "status")
+    __slots__ = ("_send", "push", "request_id", "status")
 
     def __init__(self, send: Send, request_id: str) -> None:
         self._send = send
+        self.push: Push | None = getattr(send, "push", None)
         self.request_id = request_id
         self.status: int | None = None
 

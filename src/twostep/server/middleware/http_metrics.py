@@ -9,6 +9,7 @@ from starlette.routing import BaseRoute, Route, compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from twostep.metrics.http_metrics import HttpMetrics
+from twostep.server.http import Push, hooks_of
 
 SKIPPED = frozenset({"/metrics", "/health", "/live", "/ready", "/load", "/ping", "/version"})
 """Asked again and again by machines."""
@@ -40,7 +41,7 @@ class HttpMetricsMiddleware:
             await self._app(scope, receive, send)
             return
         started = self._clock()
-        sender = _Sender(send)
+        sender = _Sender(send, hooks_of(scope).get("push"))
         try:
             await self._app(scope, receive, sender)
         finally:
@@ -66,10 +67,11 @@ class HttpMetricsMiddleware:
 class _Sender:
     """``send`` that remembers what went through it."""
 
-    __slots__ = ("_send", "num_bytes", "status")
+    __slots__ = ("_push", "_send", "num_bytes", "status")
 
-    def __init__(self, send: Send) -> None:
+    def __init__(self, send: Send, push: Push | None) -> None:
         self._send = send
+        self._push = push
         self.status: int | None = None
         self.num_bytes = 0
 
@@ -79,6 +81,13 @@ class _Sender:
         elif message["type"] == "http.response.body":
             self.num_bytes += len(message.get("body", b""))
         return self._send(message)
+
+    def push(self, data: bytes) -> bool:
+        """See HttpCall.push."""
+        if self._push is None or not self._push(data):
+            return False
+        self.num_bytes += len(data)
+        return True
 
 
 def _declared_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
