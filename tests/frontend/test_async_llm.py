@@ -542,7 +542,7 @@ def test_what_is_sent_before_the_core_is_ready_is_served() -> None:
 
     async def main() -> None:
         client = AsyncMPClient(CoreProcess(lambda *fds: ghost_command(behaviour, *fds)))
-        client.start(Events())  # type: ignore[arg-type]
+        client.start(Events())  # type: ignore[arg-type]  # it needs no other: only outputs come
         client.add_request(
             EngineCoreRequest(
                 request_id="early",

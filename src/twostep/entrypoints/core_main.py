@@ -90,7 +90,7 @@ def serve(spec: CoreSpec, channel: SocketCoreChannel, make_core: MakeCore) -> No
     """
     heartbeat = Heartbeat(spec.heartbeat)
     os.close(spec.heartbeat)
-    loaded = make_core(spec, lambda phase, part: _send_progress(channel, phase, part))
+    loaded = make_core(spec, lambda phase, part: channel.send(LoadProgress(phase, part)))
     try:
         proc = EngineCoreProc(
             loaded.core,
@@ -103,10 +103,6 @@ def serve(spec: CoreSpec, channel: SocketCoreChannel, make_core: MakeCore) -> No
         proc.run()
     finally:
         loaded.close()
-
-
-def _send_progress(channel: SocketCoreChannel, phase: str, fraction: float) -> None:
-    channel.send(LoadProgress(phase, fraction))
 
 
 def load_core(spec: CoreSpec, progress: Callable[[str, float], None]) -> LoadedCore:

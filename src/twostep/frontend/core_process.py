@@ -9,7 +9,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from twostep.engine.frames import FrameSocket
 from twostep.engine.heartbeat import Heartbeat
@@ -30,11 +30,10 @@ class CoreProcess:
         thread that lives on: the child is killed when the thread that started it ends.
         """
         self._child: subprocess.Popen[bytes] | None = None
-        self.heartbeat, memory = Heartbeat.create(time.monotonic())
         ours, theirs = socket.socketpair()
         self.wire = FrameSocket(ours)
         try:
-            with theirs:
+            with theirs, _shared_heartbeat() as (self.heartbeat, memory):
                 self._child = subprocess.Popen(
                     command(theirs.fileno(), memory),
                     stdin=subprocess.DEVNULL,
@@ -42,10 +41,8 @@ class CoreProcess:
                     pass_fds=[theirs.fileno(), memory],
                 )
         except BaseException:
-            self.close()
+            self.wire.close()
             raise
-        finally:
-            os.close(memory)
 
     @property
     def pid(self) -> int:
@@ -87,6 +84,16 @@ class CoreProcess:
         """Free what is shared, after the child has ended. Safe to call twice."""
         self.wire.close()
         self.heartbeat.close()
+
+
+@contextlib.contextmanager
+def _shared_heartbeat() -> Iterator[tuple[Heartbeat, int]]:
+    """A new one, and while the child is started, a descriptor of its memory."""
+    heartbeat, memory = Heartbeat.create(time.monotonic())
+    try:
+        yield heartbeat, memory
+    finally:
+        os.close(memory)
 
 
 def _has_fileno(stream: object) -> bool:

@@ -64,21 +64,17 @@ class HttpCall:
 
     def hang_up(self) -> bool:
         """Close the connection without waiting for the client; False if the server cannot."""
-        abort = self._hooks().get("abort")
+        abort = hooks_of(self.scope).get("abort")
         if abort is not None:
             abort()
         return abort is not None
-
-    def _hooks(self) -> Mapping[str, Callable[..., Any]]:
-        """What our protocol lends beside ASGI; empty under another server."""
-        return hooks_of(self.scope)
 
     @property
     def push(self) -> Push | None:
         """Sends a piece of a stream at once and returns True, or does nothing and returns False.
 
-        A third of the work of ``send``, which is for pieces that have to wait. None if a layer of
-        the operator's, or another server, wants to see what is sent.
+        Less work than ``send``, which is for pieces that have to wait. None if a layer of the
+        operator's, or another server, wants to see what is sent.
         """
         push: Push | None = getattr(self.send, "push", None)
         return push
@@ -89,7 +85,7 @@ class HttpCall:
         The loop looks at its sockets first. A thousand who open and cut would else be a second of
         work: they are told apart before their bodies are read.
         """
-        is_gone = self._hooks().get("is_gone")
+        is_gone = hooks_of(self.scope).get("is_gone")
         if is_gone is None:
             return
         for _ in range(LOOKS):
@@ -126,7 +122,7 @@ class HttpCall:
         connection: what was held back then would be lost, if the client has sent more than we
         have read.)
         """
-        hold_back = self._hooks().get("hold_back", _nothing) if more else _nothing
+        hold_back = hooks_of(self.scope).get("hold_back", _nothing) if more else _nothing
         hold_back(True)
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})

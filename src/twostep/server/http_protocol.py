@@ -100,8 +100,9 @@ class HttpProtocol(HttpToolsProtocol):
 
     def _push(self, data: bytes) -> bool:
         """Send a piece of a chunked body without waiting, or not at all (False)."""
-        cycle = self.cycle
-        if self.flow.write_paused or self._lost or not cycle.chunked_encoding or self.pipeline:
+        # With another request in the pipeline, ``cycle`` is that one's; no bytes would be the end.
+        may_push = self.cycle.chunked_encoding and not self.pipeline and data
+        if not may_push or self.flow.write_paused or self._lost:
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True

@@ -36,7 +36,7 @@ def run(argv: list[str]) -> int:
     """Run the load; 1 if no request succeeded."""
     args = make_parser().parse(argv)
     check(args)
-    import uvloop  # asyncio's own loop takes twice the time from the cores that serve
+    import uvloop  # asyncio's own loop takes 1.6 times as much from the cores that serve
 
     result = uvloop.run(measure(args))
     print_result(args, result)

@@ -129,7 +129,9 @@ class _StreamReader:
         for event in events:
             if event.startswith(b"data:"):  # a comment keeps the connection alive
                 self._take_event(arrived, event[5:].strip())
-        return not self._outcome.error
+            if self._outcome.error:
+                return False
+        return True
 
     def _take_event(self, arrived: float, payload: bytes) -> None:
         if payload == b"[DONE]":
@@ -139,10 +141,10 @@ class _StreamReader:
         try:
             chunk = _decode_chunk(payload)
         except msgspec.DecodeError as error:
-            outcome.error = outcome.error or f"not a chunk ({error}): {payload[:200]!r}"
+            outcome.error = f"not a chunk ({error}): {payload[:200]!r}"
             return
         if chunk.error is not None:
-            outcome.error = outcome.error or f"error in the stream: {chunk.error}"
+            outcome.error = f"error in the stream: {chunk.error}"
             return
         self._usage = chunk.usage or self._usage
         for choice in chunk.choices:

@@ -11,7 +11,7 @@ import contextlib
 import ssl
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import cast
 from urllib.parse import urlsplit
@@ -102,15 +102,6 @@ class _Connection(asyncio.Protocol):
             await self._wait()
         return self.status
 
-    async def chunks(self) -> AsyncIterator[tuple[float, bytes]]:
-        """(arrival in seconds of ``time.perf_counter``, bytes of the body), in order."""
-        while True:
-            while self._arrived:
-                yield self._arrived.popleft()
-            if self._complete:
-                return
-            await self._wait()
-
     async def tell(self, reader: ChunkReader) -> None:
         """See Response."""
         while self._arrived:
@@ -143,20 +134,23 @@ class Response:
         self._pool = pool
         self._connection = connection
 
-    def chunks(self) -> AsyncIterator[tuple[float, bytes]]:
-        """(arrival in seconds of ``time.perf_counter``, bytes of the body), in order."""
-        return self._connection.chunks()
-
     async def tell(self, reader: ChunkReader) -> None:
-        """Call ``reader`` with what ``chunks`` yields, when it arrives, while it wants more.
+        """Call ``reader`` with each piece of the body when it arrives, while it wants more.
 
-        No task is woken for a chunk: it takes half the time. Raises ConnectionLostError.
+        No task is woken for a chunk: a third less work. Raises ConnectionLostError.
         """
         await self._connection.tell(reader)
 
     async def read(self) -> bytes:
         """All of the body."""
-        return b"".join([data async for _, data in self.chunks()])
+        parts: list[bytes] = []
+
+        def take(arrived: float, data: bytes) -> bool:
+            parts.append(data)
+            return True
+
+        await self.tell(take)
+        return b"".join(parts)
 
     async def __aenter__(self) -> Response:
         return self
