@@ -1,6 +1,6 @@
 """Time of paged attention alone, for SmolLM2-135M's shape: 9 heads, 3 KV heads, 64 wide, 30 layers.
 
-python benchmarks/kernels/attention.py [--isa avx2] [--threads 2] [--dtype fp16] [--scatter]
+python benchmarks/kernels/attention.py [--isa avx2] [--threads 2] [--dtype fp16] [--blocks turns]
 
 Decode: every sequence adds one token to its context; GB/s counts the KV that a step has to read.
 Prefill: 512 tokens of one sequence behind `position` computed ones; GFLOP/s counts the products
@@ -29,7 +29,7 @@ class Bench:
     """All layers' attention, recorded as one plan; the layers share their input."""
 
     def __init__(
-        self, isa: str, num_threads: int, dtype: str, num_blocks: int, scatter: bool
+        self, isa: str, num_threads: int, dtype: str, num_blocks: int, order: str
     ) -> None:
         self.device = native.make_device(isa)
         self.dtype = dtype or native.default_kv_dtype(self.device)
@@ -58,15 +58,19 @@ class Bench:
         )
 
         self.ids = np.arange(num_blocks, dtype=np.int32)
+        self.takes_turns = False
         for first in range(1, num_blocks - 31, 32):  # write it all: unwritten pages cost no reading
             self.launch(self.write_plan, 1, 512, 512, first)
-        if scatter:  # as a cache is after a while
+        self.takes_turns = order == "turns"
+        if order == "scatter":  # as a cache is after a while
             self.ids[1:] = np.random.default_rng(1).permutation(self.ids[1:])
 
     def launch(self, plan: Any, batch: int, tokens: int, seq_len: int, first_block: int) -> float:
         """Seconds of one step of `batch` sequences with `tokens` new tokens each."""
         blocks = (seq_len + 15) // 16
         table = self.ids[first_block : first_block + batch * blocks]
+        if self.takes_turns:  # sequences that grow side by side
+            table = np.ascontiguousarray(table.reshape(blocks, batch).T)
         step = native.make_step(
             self.device, batch * tokens,
             np.arange(0, batch * tokens + 1, tokens, dtype=np.int32),
@@ -120,10 +124,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--dtype", default="")
     parser.add_argument("--repetitions", type=int, default=9)
-    parser.add_argument("--scatter", action="store_true", help="blocks anywhere in the cache")
+    parser.add_argument("--blocks", choices=("runs", "turns", "scatter"), default="runs")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    bench = Bench(args.isa, args.threads, args.dtype, 16 * 256 + 1, args.scatter)
+    bench = Bench(args.isa, args.threads, args.dtype, 16 * 256 + 1, args.blocks)
     results = []
     for context, batches in ((192, (1, 8, 16, 32)), (1024, (1, 8, 16, 32)), (4096, (1, 8, 16))):
         for batch in batches:

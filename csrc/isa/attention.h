@@ -1,8 +1,8 @@
 // Kernels of paged attention: rotate q and k, write a token's KV, attend one segment, merge.
 //
-// The KV of one (layer, KV head) is a pool of blocks of 16 tokens, K and V apart; where its blocks lie
-// is said by KVPlaces. How a block lies in memory is the instruction set's choice (isa/attention_plain.inc, isa/avx512/attention_pairs.inc);
-// every block has head_dim * 16 elements.
+// The KV of one layer is two pools, K and V, of blocks of 16 tokens; where its blocks lie is said by
+// KVPlaces. How the block of one KV head lies in memory is the instruction set's choice
+// (isa/attention_plain.inc, isa/avx512/attention_pairs.inc); it has head_dim * 16 elements.
 //
 // The context of a query row is cut at multiples of kSegment positions. One segment gives the row a
 // partial result (its scores' maximum, sum of exponentials and weighted sum of V); partials are
@@ -22,11 +22,13 @@ inline constexpr int kSegment = 256;   // positions
 // Floats between two rows of scores: rows are not a multiple of 4096 bytes apart in the L1.
 inline constexpr int kScoreStride = kSegment + 16;
 
-// Where the blocks of a pool lie: those whose ids differ in the last bits only are neighbours.
+// Where the blocks of a pool lie: those whose ids differ in the last bits only are neighbours, and the KV
+// heads of one block lie side by side.
 inline constexpr uint32_t kNeighbours = 32;
 struct KVPlaces {
-  size_t block_bytes;
-  size_t stride;  // bytes between block 0 and block kNeighbours
+  size_t head_bytes;   // of one KV head's block
+  size_t block_bytes;  // of all heads: between neighbours
+  size_t stride;       // between block 0 and block kNeighbours
   size_t of(int32_t id) const {
     const auto i = static_cast<uint32_t>(id);
     return i / kNeighbours * stride + i % kNeighbours * block_bytes;
@@ -50,22 +52,25 @@ struct AttentionPartial {
   float* out;  // [rows, head_dim], not yet divided by sum
 };
 
-// Blocks that are fetched ahead of the one at hand, where one token reads its context.
+// Blocks lie anywhere, and the processor's own prefetch ends where a run of neighbours does: kernels ask for
+// the block that is this far ahead, line by line as they read the one at hand (all lines at once take the
+// buffers that loads wait in), into the L2 cache (hints for the L1 hold up loads).
 inline constexpr int kBlocksAhead = 2;
+inline void fetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
 
-// Query rows that are computed together: `rows / group` consecutive tokens of one request, the
-// first at `position`, each with the `group` query heads that share a KV head. Row r belongs to
-// token r / group.
+// Query rows that are computed together, of consecutive tokens of one request, the first at `position`:
+// each with the `group` query heads that share a KV head, or one token with those of several KV heads.
 struct AttentionTile {
-  int rows;
+  int rows;                  // tokens * heads * group
   int group;
+  int heads;                 // KV heads; more than one with one token only
   int head_dim;
   int position;
   int window;                // a query at p sees p - window + 1 .. p; 0: everything up to p
   float softcap;             // in units of log2: cap * log2(e); 0: none
   const void* q;             // packed by pack_q
   float* scores;             // scratch [rows, kScoreStride]
-  const void* k_blocks;      // pool of this layer and KV head
+  const void* k_blocks;      // pool of this layer, at the first of the KV heads
   const void* v_blocks;
   KVPlaces places;
   const int32_t* block_ids;  // of the request, by position / 16
@@ -73,6 +78,9 @@ struct AttentionTile {
 
   const void* k_block(int b) const { return block(k_blocks, b); }
   const void* v_block(int b) const { return block(v_blocks, b); }
+  // The token that row r belongs to, and the rows of one KV head.
+  int token(int r) const { return heads > 1 ? 0 : r / group; }
+  int rows_of_head() const { return rows / heads; }
 
  private:
   const void* block(const void* pool, int b) const {

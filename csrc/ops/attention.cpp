@@ -30,8 +30,9 @@ struct Layer {
   // Divides by the sums and writes a tile's heads to where they are wanted.
   void finish(const Step& step, const AttentionTask& task, const AttentionPartial& total,
               float* out) const {
-    const int width = shape.group * cache->head_dim, column = task.kv_head * width;
-    cache->kernels.finish(total, task.num_tokens * shape.group, cache->head_dim, out);
+    const int rows_of_token = task.num_heads * shape.group, width = rows_of_token * cache->head_dim;
+    const int column = task.kv_head * shape.group * cache->head_dim;
+    cache->kernels.finish(total, task.num_tokens * rows_of_token, cache->head_dim, out);
     for (int i = 0; i < task.num_tokens; i++, out += width) {
       const int m = task.token + i;
       if (rows) std::copy_n(out, width, rows->row(m) + column);
@@ -62,7 +63,7 @@ class Attention final : public Op {
     const AttentionSpan span = tile_span(step, layer.shape, task.req, task.token, task.num_tokens);
     // Whoever reads the token's own key and value writes them.
     if (layer.rotates(step) && task.segment_end == span.segment_end) {
-      layer.rope->store(step, task.token, task.kv_head);
+      for (int h = 0; h < task.num_heads; h++) layer.rope->store(step, task.token, task.kv_head + h);
     }
     const AttentionTile tile = pack_tile(step, task, scratch);
     if (task.partial_row < 0) {
@@ -83,9 +84,10 @@ class Attention final : public Op {
     const int32_t* ids = step.block_ids.data() + step.block_starts[task.req];
     const int first = task.segment_begin * (kSegment / kBlockSize);
     const int blocks = (step.seq_lens[task.req] + kBlockSize - 1) / kBlockSize;
+    const size_t bytes = task.num_heads * cache.places().head_bytes;
     const auto fetch = [&](void* pool, int b) {
       const char* block = static_cast<char*>(pool) + cache.places().of(ids[b]);
-      for (size_t i = 0; i < cache.places().block_bytes; i += 64) __builtin_prefetch(block + i, 0, 2);
+      for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + i, 0, 2);
     };
     void* keys = cache.k_blocks(layer_->index, task.kv_head);
     for (int b = first; b < std::min(first + kBlocksAhead, blocks); b++) fetch(keys, b);
@@ -100,7 +102,8 @@ class Attention final : public Op {
     const KVCache& cache = *layer.cache;
     AttentionTile tile;
     tile.group = layer.shape.group;
-    tile.rows = task.num_tokens * tile.group;
+    tile.heads = task.num_heads;
+    tile.rows = task.num_tokens * tile.heads * tile.group;
     tile.head_dim = cache.head_dim;
     tile.position = step.positions[task.token];
     tile.window = layer.shape.window;
@@ -115,10 +118,10 @@ class Attention final : public Op {
     const int first_head = task.kv_head * tile.group;
     const float* q = layer.q->row(task.token) + first_head * tile.head_dim;
     if (layer.rotates(step)) {
-      layer.rope->queries(step, task.token, first_head, tile.group, scratch.out);
+      layer.rope->queries(step, task.token, first_head, tile.heads * tile.group, scratch.out);
       q = scratch.out;
     }
-    cache.layout().pack_q(q, layer.q->width, tile.rows, tile.group, tile.head_dim, scratch.q);
+    cache.layout().pack_q(q, layer.q->width, tile.rows, tile.heads * tile.group, tile.head_dim, scratch.q);
     return tile;
   }
 
@@ -146,7 +149,7 @@ class AttentionMerge final : public Op {
   void run(const Step& step, int chunk, int worker) const override {
     const Layer& layer = *layer_;
     const AttentionTask& task = attention_work(step, layer.shape).merges[chunk];
-    const int rows = task.num_tokens * layer.shape.group;
+    const int rows = task.num_tokens * task.num_heads * layer.shape.group;
     const AttentionPartial total = layer.scratch->partial(task.partial_row);
     for (int s = task.segment_begin + 1; s < task.segment_end; s++) {
       const int row = task.partial_row + (s - task.segment_begin) * rows;
@@ -158,6 +161,13 @@ class AttentionMerge final : public Op {
  private:
   std::shared_ptr<const Layer> layer_;
 };
+
+// As many KV heads as fill a tile, all tasks the same number.
+int heads_together(int num_kv_heads, int tile_tokens) {
+  int heads = std::min(num_kv_heads, tile_tokens);
+  while (num_kv_heads % heads != 0) heads--;
+  return heads;
+}
 
 void check_arguments(const KernelTable& table, const KVCache& cache, int layer, const Rows& q,
                      const AttentionSpec& spec, const Rows* rows,
@@ -190,8 +200,9 @@ void add_attention(Plan& plan, const KernelTable& table, std::shared_ptr<KVCache
   ops->q = q;
   ops->rope = std::move(rope);
   ops->spec = spec;
-  ops->shape = {cache->num_kv_heads, group, spec.sliding_window, tile_tokens, spec.num_threads,
-                cache->num_blocks, AttentionScratch::kPartialRows, spec.causal};
+  ops->shape = {cache->num_kv_heads, heads_together(cache->num_kv_heads, tile_tokens), group,
+                spec.sliding_window, tile_tokens, spec.num_threads, cache->num_blocks,
+                AttentionScratch::kPartialRows, spec.causal};
   ops->scratch = cache->scratch(spec.num_threads, tile_tokens * group);
   // Where a tile's heads end within a group of 32, another tile would have to write the rest of it.
   const bool whole_groups = group * cache->head_dim % kGroup == 0;

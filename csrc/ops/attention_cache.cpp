@@ -90,8 +90,9 @@ KVCache::KVCache(const KernelTable& table, int num_layers_, int num_kv_heads_, i
     throw std::invalid_argument("KV cache: head_dim is " + std::to_string(head_dim) +
                                 ", the kernels need a multiple of 16");
   }
-  const size_t block = static_cast<size_t>(kBlockSize) * head_dim * layout().element_bytes;
-  places_ = {block, block * kNeighbours * num_kv_heads * 2 * num_layers};
+  const size_t head = static_cast<size_t>(kBlockSize) * head_dim * layout().element_bytes;
+  const size_t block = head * num_kv_heads;
+  places_ = {head, block, block * kNeighbours * 2 * num_layers};
   memory_ = Memory((num_blocks + kNeighbours - 1) / kNeighbours * places_.stride);
 }
 

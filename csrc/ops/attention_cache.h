@@ -40,7 +40,7 @@ class AttentionScratch {
   std::vector<Worker> workers_;
 };
 
-// [num_blocks / kNeighbours][layer][K, V][KV head][kNeighbours]. Zeroed, and taken from the system in
+// [num_blocks / kNeighbours][layer][K, V][kNeighbours][KV head]. Zeroed, and taken from the system in
 // huge pages as blocks are first written: what a few blocks hold in all layers lies in a few pages. A fresh
 // page costs more than what is computed in the meantime (in virtual machines up to 4 ms a MiB: a sixth of
 // a prefill), so idle threads touch what will be written next.
@@ -73,8 +73,7 @@ class KVCache {
 
  private:
   void* at(int which, int head) const {
-    const size_t index = static_cast<size_t>(which) * num_kv_heads + head;
-    return memory_.as<char>() + index * kNeighbours * places_.block_bytes;
+    return memory_.as<char>() + which * kNeighbours * places_.block_bytes + head * places_.head_bytes;
   }
 
   KVPlaces places_;

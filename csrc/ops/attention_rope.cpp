@@ -128,11 +128,9 @@ void Rope::fetch(const Step& step, int t) const {
   const bool is_next = t > 0 && step.req_of_token[t - 1] == r && step.positions[t] % kBlockSize != 0;
   if (is_next || step.is_cached(t)) return;
   const size_t at = place(step, t), bytes = cache_->places().block_bytes;
-  for (int h = 0; h < cache_->num_kv_heads; h++) {
-    for (void* pool : {cache_->k_blocks(layer_, h), cache_->v_blocks(layer_, h)}) {
-      const char* block = static_cast<char*>(pool) + at;
-      for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + i);
-    }
+  for (void* pool : {cache_->k_blocks(layer_, 0), cache_->v_blocks(layer_, 0)}) {
+    const char* block = static_cast<char*>(pool) + at;
+    for (size_t i = 0; i < bytes; i += 64) __builtin_prefetch(block + i);
   }
 }
 

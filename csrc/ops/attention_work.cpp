@@ -64,15 +64,23 @@ std::vector<Tile> cut_tiles(const Step& step, const AttentionShape& shape) {
   return tiles;
 }
 
-// A tile's tasks, in as many parts as it takes to bring each down to `target` cost.
-void add_tasks(AttentionWork& work, const Tile& tile, int h, int64_t target, int& free_row) {
+// Those of a token alone go together, as they lie in memory, where there are tasks enough without them.
+int heads_of_task(const AttentionShape& shape, const Tile& tile, int64_t target) {
+  const int64_t cost_of_segment = tile.cost * shape.heads_together / tile.segments();
+  return tile.num_tokens == 1 && cost_of_segment <= target ? shape.heads_together : 1;
+}
+
+// The tasks of KV heads h .. h + num_heads - 1, in as many parts as it takes to bring each down to `target`
+// cost.
+void add_tasks(AttentionWork& work, const Tile& tile, int h, int num_heads, int64_t target, int& free_row) {
   const AttentionShape& shape = work.shape;
-  const int rows = tile.num_tokens * shape.group, segments = tile.segments();
+  const int rows = tile.num_tokens * num_heads * shape.group, segments = tile.segments();
   const int rows_needed = rows * segments;
-  int parts = static_cast<int>(std::min<int64_t>((tile.cost + target - 1) / target, segments));
+  const int64_t cost = tile.cost * num_heads;
+  int parts = static_cast<int>(std::min<int64_t>((cost + target - 1) / target, segments));
   if (shape.num_threads == 1 || free_row + rows_needed > shape.partial_rows) parts = 1;
-  AttentionTask task{tile.req, tile.token, tile.num_tokens, h,
-                     tile.span.segment_begin, tile.span.segment_end, -1, tile.cost};
+  AttentionTask task{tile.req, tile.token, tile.num_tokens, h, num_heads,
+                     tile.span.segment_begin, tile.span.segment_end, -1, cost};
   if (parts == 1) {
     work.tasks.push_back(task);
     return;
@@ -121,10 +129,11 @@ std::shared_ptr<const AttentionWork> make_work(const Step& step, const Attention
   for (const Tile& tile : tiles) total += tile.cost * shape.num_kv_heads;
   const int64_t target = std::max<int64_t>(total / (shape.num_threads * kTasksPerThread), 1);
   int free_row = 0;
-  // One head after the other: sequences that grow side by side take blocks in turns, so what lies beside
-  // a block of one is soon read for another.
-  for (int h = 0; h < shape.num_kv_heads; h++) {
-    for (const Tile& tile : tiles) add_tasks(*work, tile, h, target, free_row);
+  for (const Tile& tile : tiles) {
+    const int num_heads = heads_of_task(shape, tile, target);
+    for (int h = 0; h < shape.num_kv_heads; h += num_heads) {
+      add_tasks(*work, tile, h, num_heads, target, free_row);
+    }
   }
   deal(work->tasks, shape.num_threads);
   return work;

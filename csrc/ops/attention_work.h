@@ -11,6 +11,7 @@ namespace twostep {
 // What the cut depends on besides the step.
 struct AttentionShape {
   int num_kv_heads;
+  int heads_together; // KV heads of a token alone that a task may take
   int group;          // query heads of one KV head
   int window;         // 0: none
   int tile_tokens;    // query tokens of a tile, at most
@@ -20,18 +21,20 @@ struct AttentionShape {
   bool causal;        // false: every token sees the whole text
 
   bool operator==(const AttentionShape& o) const {
-    return num_kv_heads == o.num_kv_heads && group == o.group && window == o.window &&
+    return num_kv_heads == o.num_kv_heads && heads_together == o.heads_together && group == o.group &&
+           window == o.window &&
            tile_tokens == o.tile_tokens && num_threads == o.num_threads &&
            num_blocks == o.num_blocks && partial_rows == o.partial_rows && causal == o.causal;
   }
 };
 
-// Some tokens of one request, the query heads of one KV head, some segments of their context.
+// Some tokens of one request, the query heads of one KV head (of several, if it is one token), some
+// segments of their context.
 struct AttentionTask {
   int req;
   int token;               // first, in the flat batch
   int num_tokens;
-  int kv_head;
+  int kv_head, num_heads;  // the first, and how many
   int segment_begin, segment_end;
   // -1: these are all segments there are. Else the first row of the tile's partial results, which
   // those of segment s follow at (s - first segment of the tile) * rows.

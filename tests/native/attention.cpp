@@ -36,8 +36,8 @@ float stored(KVType type, float x) {
 
 // One request's inputs, the same for every table.
 struct Sequence {
-  explicit Sequence(const Case& c) {
-    Random random(static_cast<uint64_t>(c.context) * 31 + c.head_dim);
+  explicit Sequence(const Case& c, int kv_head = 0) {
+    Random random(static_cast<uint64_t>(c.context) * 31 + c.head_dim + 1000 * kv_head);
     k = random.values(static_cast<size_t>(c.context) * c.head_dim);
     v = random.values(static_cast<size_t>(c.context) * c.head_dim);
     q = random.values(static_cast<size_t>(c.tokens) * c.group * c.head_dim);
@@ -45,43 +45,65 @@ struct Sequence {
     for (float& x : q) x *= scale;
     const int used = (c.context + kBlockSize - 1) / kBlockSize;
     for (int i = 0; i < 2 * used + 1; i++) block_ids.push_back(i);
+    Random order(used);  // the same for all KV heads
     for (size_t i = block_ids.size() - 1; i > 0; i--) {
-      std::swap(block_ids[i], block_ids[random.below(static_cast<int>(i) + 1)]);
+      std::swap(block_ids[i], block_ids[order.below(static_cast<int>(i) + 1)]);
     }
   }
   std::vector<float> k, v, q;
   std::vector<int32_t> block_ids;  // the second half belongs to nobody
 };
 
-// The pools of one table; what nobody wrote is NaN.
+constexpr int kHeads = 3;
+
+// The pools of one table; what nobody wrote is NaN. `s` is KV head h's, at `head`.
 class Cache {
  public:
-  Cache(const KernelTable& table, const Case& c, const Sequence& s)
-      : kernels_(*table.attention), layout_(kernels_.layout[static_cast<int>(c.type)]), case_(c), sequence_(s) {
-    const size_t block = kBlockSize * c.head_dim * layout_.element_bytes;
-    places_ = {block, block * (kNeighbours + 3)};
+  Cache(const KernelTable& table, const Case& c, const Sequence& s, int head = 0)
+      : kernels_(*table.attention),
+        layout_(kernels_.layout[static_cast<int>(c.type)]),
+        case_(c),
+        sequence_(s),
+        head_(head) {
+    const size_t bytes_of_head = kBlockSize * c.head_dim * layout_.element_bytes, block = kHeads * bytes_of_head;
+    places_ = {bytes_of_head, block, block * (kNeighbours + 3)};
     const size_t bytes = places_.stride * (s.block_ids.size() / kNeighbours + 1);
     k_ = Memory(bytes, false);
     v_ = Memory(bytes, false);
     std::memset(k_.as<char>(), 0xff, k_.bytes());
     std::memset(v_.as<char>(), 0xff, v_.bytes());
-    for (int p = 0; p < c.context; p++) {
-      const size_t at = places_.of(s.block_ids[p / kBlockSize]);
-      layout_.write_token(&s.k[p * c.head_dim], &s.v[p * c.head_dim], c.head_dim, k_.as<char>() + at,
-                          v_.as<char>() + at, p % kBlockSize);
+    write(s, head);
+  }
+
+  void write(const Sequence& s, int head) {
+    const int d = case_.head_dim;
+    for (int p = 0; p < case_.context; p++) {
+      const size_t at = places_.of(s.block_ids[p / kBlockSize]) + head * places_.head_bytes;
+      layout_.write_token(&s.k[p * d], &s.v[p * d], d, k_.as<char>() + at, v_.as<char>() + at, p % kBlockSize);
     }
   }
 
   // Tokens first .. first + count - 1 of those that ask, as one tile; [count * group, head_dim].
   // `length` above 0: as if they were the first of a text of that length, without a causal mask.
   std::vector<float> attend(int first, int count, int length = 0) const {
-    const int d = case_.head_dim, rows = count * case_.group;
     const int position = length > 0 ? 0 : case_.first() + first;
+    return attend(&sequence_.q[first * case_.group * case_.head_dim], count, 1, position, length);
+  }
+
+  // The last token, with the queries q [kHeads * group, head_dim] of all KV heads at once.
+  std::vector<float> attend_heads(const std::vector<float>& q) const {
+    return attend(q.data(), 1, kHeads, case_.context - 1, 0);
+  }
+
+ private:
+  std::vector<float> attend(const float* q, int count, int heads, int position, int length) const {
+    const int d = case_.head_dim, rows_of_token = heads * case_.group, rows = count * rows_of_token;
     std::vector<float> packed(rows * d + 16), scores(static_cast<size_t>(rows) * kScoreStride), y(rows * d);
-    layout_.pack_q(&sequence_.q[first * case_.group * d], case_.group * d, rows, case_.group, d, packed.data());
-    const AttentionTile tile{rows, case_.group, d, position, case_.window,
+    layout_.pack_q(q, rows_of_token * d, rows, rows_of_token, d, packed.data());
+    const size_t head = head_ * places_.head_bytes;
+    const AttentionTile tile{rows, case_.group, heads, d, position, case_.window,
                              case_.softcap * static_cast<float>(kLog2e), packed.data(), scores.data(),
-                             k_.as<char>(), v_.as<char>(), places_, sequence_.block_ids.data(), length};
+                             k_.as<char>() + head, v_.as<char>() + head, places_, sequence_.block_ids.data(), length};
     Part total(rows, d), part(rows, d);
     const int begin = case_.window > 0 ? std::max(0, position - case_.window + 1) / kSegment : 0;
     const int end = ((length > 0 ? length : position + count) - 1) / kSegment + 1;
@@ -94,7 +116,6 @@ class Cache {
     return y;
   }
 
- private:
   struct Part {
     Part(int rows, int d) : max(rows), sum(rows), out(static_cast<size_t>(rows) * d) {}
     AttentionPartial view() { return {max.data(), sum.data(), out.data()}; }
@@ -105,6 +126,7 @@ class Cache {
   const AttentionLayout& layout_;
   const Case& case_;
   const Sequence& sequence_;
+  const int head_;
   KVPlaces places_;
   Memory k_, v_;
 };
@@ -172,6 +194,28 @@ void test_tiles(const Kernels& kernels, Report& report) {
   }
 }
 
+// A token alone gets the same from all KV heads at once as from one after the other.
+void test_heads(const Kernels& kernels, Report& report) {
+  for (const KVType type : {KVType::BF16, KVType::F16, KVType::F32}) {
+    for (const auto& [head_dim, group, window] : {std::tuple{64, 3, 0}, {80, 1, 20}, {32, 20, 300}}) {
+      for (const int context : {1, 16, 17, 256, 270, 600}) {
+        const Case c{type, head_dim, group, window, 0.0f, context, 1};
+        std::vector<Sequence> heads;
+        for (int h = 0; h < kHeads; h++) heads.emplace_back(c, h);
+        Cache together(kernels.tested, c, heads[0]);
+        std::vector<float> q, want;
+        for (int h = 0; h < kHeads; h++) {
+          together.write(heads[h], h);
+          q.insert(q.end(), heads[h].q.begin(), heads[h].q.end());
+          const std::vector<float> one = Cache(kernels.tested, c, heads[h], h).attend(0, 1);
+          want.insert(want.end(), one.begin(), one.end());
+        }
+        report.expect_same(together.attend_heads(q).data(), want.data(), want.size(), c.name() + ", heads together");
+      }
+    }
+  }
+}
+
 // Without a causal mask a query at any position sees what the last one sees with it.
 void test_whole_text(const Kernels& kernels, Report& report) {
   for (const KVType type : {KVType::BF16, KVType::F16, KVType::F32}) {
@@ -230,6 +274,7 @@ void test_put_groups(const Kernels& kernels, Report& report) {
 
 void test_attention(const Kernels& kernels, Report& report) {
   test_tiles(kernels, report);
+  test_heads(kernels, report);
   test_whole_text(kernels, report);
   for (const bool interleaved : {false, true}) {
     for (const auto& [head_dim, rotary_dim] :
