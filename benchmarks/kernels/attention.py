@@ -28,9 +28,7 @@ MAX_POSITION = 8192
 class Bench:
     """All layers' attention, recorded as one plan; the layers share their input."""
 
-    def __init__(
-        self, isa: str, num_threads: int, dtype: str, num_blocks: int, order: str
-    ) -> None:
+    def __init__(self, isa: str, num_threads: int, dtype: str, num_blocks: int, order: str) -> None:
         self.device = native.make_device(isa)
         self.dtype = dtype or native.default_kv_dtype(self.device)
         self.num_threads = num_threads
