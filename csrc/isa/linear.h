@@ -113,7 +113,7 @@ struct PanelArgs {
   const float* bias;    // [outputs] or null
   bool add;             // y += instead of y =
   bool few_rows_hint;   // see LinearKernels
-  bool in_cache;        // the panels have just been read, for another tile
+  bool in_cache;        // the panels have just been read, for the tile before
 };
 
 enum class GateFn : uint8_t { Silu, GeluTanh };

@@ -11,9 +11,9 @@ namespace {
 // Rough speed of one thread: only the size of chunks depends on it. Factors, for every chunk asks how the
 // work is cut, and a division takes as long as a claim.
 constexpr double kNsPerByte = 1.0 / 12, kNsPerMac = 1.0 / 100;
-// A chunk pays for its claim (some 100 ns) and is still small enough to be stolen late; 256 of them
-// keep many threads busy.
-constexpr double kChunksPerNs = 1.0 / 1500, kMaxChunks = 256;
+// A chunk pays for its claim (some 100 ns) and is still small enough to be stolen late; 96 of them
+// keep many threads busy (256 cost two threads 2 % of a prefill).
+constexpr double kChunksPerNs = 1.0 / 1500, kMaxChunks = 96;
 // What a chunk's weights may take of the L2 cache when several tiles read them.
 constexpr double kChunksPerByte = 1.0 / (160 << 10);
 

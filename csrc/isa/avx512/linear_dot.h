@@ -97,9 +97,8 @@ struct Dot {
   }
 
   // acc + the pairs' products with one pair of activations.
-  static V::F dot_bf16(V::F acc, B w, const uint16_t* a) {
-    return _mm512_dpbf16_ps(acc, as_bf16(w), as_bf16(_mm512_set1_epi32(four_bytes(a))));
-  }
+  static B pair_of_bf16(const uint16_t* a) { return _mm512_set1_epi32(four_bytes(a)); }
+  static V::F dot_bf16(V::F acc, B w, B pair) { return _mm512_dpbf16_ps(acc, as_bf16(w), as_bf16(pair)); }
   static __m512bh as_bf16(B x) {
     __m512bh h;
     std::memcpy(&h, &x, sizeof h);
