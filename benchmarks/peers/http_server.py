@@ -26,11 +26,16 @@ class HttpServer:
     """Started when first asked, paused between turns."""
 
     def __init__(
-        self, command: Callable[[int], Sequence[str]], environment: Mapping[str, str] | None = None
+        self,
+        command: Callable[[int], Sequence[str]],
+        environment: Mapping[str, str] | None = None,
+        *,
+        seeded: bool = True,
     ) -> None:
-        """``command(port)`` serves on that port of 127.0.0.1."""
+        """``command(port)`` serves on that port of 127.0.0.1; ``seeded``: requests have a seed."""
         self._command = command
         self._environment = dict(environment or {})
+        self._seeded = seeded
         self._port = 0
         self._program: Program | None = None
 
@@ -72,7 +77,9 @@ class HttpServer:
         try:
             if fresh:
                 await self._wait(lambda: first_model(pool, {}))
-            body = {**SAMPLING, "ignore_eos": True, "seed": requests[0].seed}
+            body: dict[str, Any] = {**SAMPLING, "ignore_eos": True}
+            if self._seeded:
+                body["seed"] = requests[0].seed
             target = Target(
                 backend="openai", endpoint="/v1/completions", headers={}, body=body,
                 model=await first_model(pool, {}),
