@@ -7,8 +7,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
-import uvloop
-
 from benchmarks.cells import Cell, Request
 from benchmarks.figures import Metrics, percentile
 from benchmarks.peers.base import SAMPLING
@@ -42,6 +40,8 @@ class HttpServer:
 
     def measure(self, cell: Cell, requests: Sequence[Request]) -> Metrics:
         """``cell.batch`` streams, each asking for the next answer as soon as one has ended."""
+        import uvloop
+
         from twostep.contracts.errors import TwostepError
 
         fresh = self._program is None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -18,7 +19,7 @@ from benchmarks.peers import llama_server, yardstick
 from benchmarks.peers.base import Limits
 from benchmarks.peers.llama_cpp import LlamaCpp, parse_batched_bench, parse_bench
 from benchmarks.peers.worker_engine import WorkerEngine
-from benchmarks.process import Program, ProgramError, first_output, output_of
+from benchmarks.process import ROOT, Program, ProgramError, first_output, output_of
 
 BATCHED = """\
 main: n_kv_max = 4096, n_batch = 2048, n_ubatch = 512, flash_attn = 0, is_pp_shared = 0
@@ -324,3 +325,15 @@ def test_charts(tmp_path: Path) -> None:
     assert [file.name for file in files] == ["m.png", "m.svg"]
     assert files[0].read_bytes().startswith(b"\x89PNG")
     assert b"decode from 256 tokens" in files[1].read_bytes()
+
+
+@pytest.mark.parametrize("module", ["vllm_cpu", "openvino_llm", "hf_transformers"])
+def test_workers_need_no_package_of_ours(module: str) -> None:
+    """A peer's environment has the peer and what that needs: OpenVINO's worker died for uvloop."""
+    program = f"import benchmarks.worker, benchmarks.peers.{module}"
+    subprocess.run(
+        [sys.executable, "-S", "-c", program],  # -S: no site-packages
+        cwd=ROOT,
+        check=True,
+        timeout=60,
+    )
