@@ -52,9 +52,10 @@ struct V {
   static F min(F a, F b) { return _mm256_min_ps(a, b); }
   static F abs(F a) { return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), a); }
   static F round(F a) { return _mm256_round_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  static F exp2i(F n) {
-    return _mm256_castsi256_ps(
-        _mm256_slli_epi32(_mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127)), 23));
+  // a * 2^n, n a whole number from -126 to 127
+  static F scale(F a, F n) {
+    const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return mul(a, _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23)));
   }
   static F keep_n(F a, F b, int n) {
     return _mm256_blendv_ps(b, a, _mm256_castsi256_ps(lanes_below(n)));

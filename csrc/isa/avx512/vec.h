@@ -55,10 +55,8 @@ struct V {
   static F round(F a) {
     return _mm512_roundscale_ps(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
   }
-  static F exp2i(F n) {
-    return _mm512_castsi512_ps(
-        _mm512_slli_epi32(_mm512_add_epi32(_mm512_cvtps_epi32(n), _mm512_set1_epi32(127)), 23));
-  }
+  // a * 2^n, n a whole number from -126 to 127
+  static F scale(F a, F n) { return _mm512_scalef_ps(a, n); }
   static F keep_n(F a, F b, int n) { return _mm512_mask_mov_ps(b, lanes_below(n), a); }
   static float reduce_add(F a) {
     const __m256 h = _mm256_add_ps(_mm512_castps512_ps256(a), _mm256_castpd_ps(_mm512_extractf64x4_pd(_mm512_castps_pd(a), 1)));

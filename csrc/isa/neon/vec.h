@@ -66,11 +66,12 @@ struct V {
   static F min(F a, F b) { return choose({vcltq_f32(a.lo, b.lo), vcltq_f32(a.hi, b.hi)}, a, b); }
   static F abs(F a) { return {vabsq_f32(a.lo), vabsq_f32(a.hi)}; }
   static F round(F a) { return {vrndnq_f32(a.lo), vrndnq_f32(a.hi)}; }
-  static F exp2i(F n) {
+  // a * 2^n, n a whole number from -126 to 127
+  static F scale(F a, F n) {
     const I i = to_int(n);
     const int32x4_t bias = vdupq_n_s32(127);
-    return {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(i.lo, bias), 23)),
-            vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(i.hi, bias), 23))};
+    return mul(a, {vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(i.lo, bias), 23)),
+                   vreinterpretq_f32_s32(vshlq_n_s32(vaddq_s32(i.hi, bias), 23))});
   }
   static F keep_n(F a, F b, int n) { return choose(lanes_below(n), a, b); }
   static float reduce_add(F a) {

@@ -55,7 +55,8 @@ struct V {
   static F abs(F a) { TWOSTEP_EACH(std::fabs(a.v[i])); }
   static F round(F a) { TWOSTEP_EACH(std::nearbyint(a.v[i])); }
   // 2^n for integral n in -126..127
-  static F exp2i(F n) { TWOSTEP_EACH(std::ldexp(1.0f, static_cast<int>(n.v[i]))); }
+  // a * 2^n, n a whole number from -126 to 127
+  static F scale(F a, F n) { TWOSTEP_EACH(a.v[i] * std::ldexp(1.0f, static_cast<int>(n.v[i]))); }
   // Lane i of the first n keeps a, the others become b.
   static F keep_n(F a, F b, int n) { TWOSTEP_EACH(i < n ? a.v[i] : b.v[i]); }
   // Pairwise tree: the same order on every call.
