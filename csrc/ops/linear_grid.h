@@ -35,7 +35,7 @@ class LinearGrid {
 
   // y[m][0 ..] = outputs of units [first, end) for the rows of one tile; y_stride floats from row to
   // row, `act` seen from the tile's first row. `bias` is the whole vector or null. `in_cache`: these
-  // units have just been read for another tile.
+  // units have just been read for the tile before.
   void run(const LinearKernels& kernels, const Act& act, int rows, int first, int end, float* y,
            size_t y_stride, const float* bias, bool add, bool in_cache) const;
 

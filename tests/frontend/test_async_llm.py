@@ -17,6 +17,7 @@ from helpers.ghost_core import BLOCK_SIZE, MAX_MODEL_LEN, NUM_BLOCKS, Behaviour
 from helpers.ghost_llm import TESTS, ghost_command, ghost_llm, last_of, start_ghost
 
 from twostep.contracts.errors import EngineDeadError, InvalidRequestError, ModelFileError
+from twostep.contracts.live_view import LiveUpdate
 from twostep.contracts.outputs import EngineCoreOutputs, SchedulerStats
 from twostep.contracts.request import EngineCoreRequest, FinishReason
 from twostep.contracts.results import RequestOutput
@@ -533,16 +534,29 @@ def test_what_is_sent_before_the_core_is_ready_is_served() -> None:
     """With two sockets, the news that the core was ready could overtake the way to it: the first
     request of a server was refused, and its core ended as one that had stopped reading."""
     behaviour = Behaviour(load_seconds=0.2)
-    ended = asyncio.Event()
 
     class Events:
+        def __init__(self) -> None:
+            self.ended = asyncio.get_running_loop().create_future()
+
         def on_outputs(self, outputs: EngineCoreOutputs) -> None:
             if outputs.outputs[-1].finish_reason is not None:
-                ended.set()
+                self.ended.set_result(None)
+
+        def on_refused(self, request_id: str, error: InvalidRequestError) -> None:
+            self.ended.set_exception(error)
+
+        def on_live(self, update: LiveUpdate) -> None:
+            raise AssertionError("nobody watches")
+
+        def on_dead(self, error: EngineDeadError) -> None:
+            if not self.ended.done():
+                self.ended.set_exception(error)
 
     async def main() -> None:
+        events = Events()
         client = AsyncMPClient(CoreProcess(lambda *fds: ghost_command(behaviour, *fds)))
-        client.start(Events())  # type: ignore[arg-type]  # it needs no other: only outputs come
+        client.start(events)
         client.add_request(
             EngineCoreRequest(
                 request_id="early",
@@ -554,7 +568,7 @@ def test_what_is_sent_before_the_core_is_ready_is_served() -> None:
         )
         assert not client._ready.done()
         await client.wait_until_ready()
-        await ended.wait()
+        await events.ended
         await client.shutdown()
 
     asyncio.run(asyncio.wait_for(main(), PATIENCE))

@@ -56,7 +56,7 @@ struct Sequence {
 
 constexpr int kHeads = 3;
 
-// The pools of one table; what nobody wrote is NaN. `s` is KV head h's, at `head`.
+// The pools of one table; what nobody wrote is NaN. `s` belongs to KV head `head`.
 class Cache {
  public:
   Cache(const KernelTable& table, const Case& c, const Sequence& s, int head = 0)

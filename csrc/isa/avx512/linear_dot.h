@@ -96,8 +96,8 @@ struct Dot {
                                       : _mm512_slli_epi32(x, 16));
   }
 
-  // acc + the pairs' products with one pair of activations.
   static B pair_of_bf16(const uint16_t* a) { return _mm512_set1_epi32(four_bytes(a)); }
+  // acc + the pairs' products with one pair of activations.
   static V::F dot_bf16(V::F acc, B w, B pair) { return _mm512_dpbf16_ps(acc, as_bf16(w), as_bf16(pair)); }
   static __m512bh as_bf16(B x) {
     __m512bh h;
