@@ -12,6 +12,7 @@ namespace {
 #include "isa/linear.inc"
 #include "isa/linear_panel.inc"
 #include "isa/linear_int8.inc"
+#include "isa/avx512/linear_pairs.inc"
 #include "isa/linear_exact.inc"
 #include "isa/linear_bf16.inc"
 
@@ -19,6 +20,9 @@ template <Kind K>
 struct Int8 {
   template <int R>
   static void rows(const PanelArgs& a) {
+    if constexpr (!info(K).halves && R >= 4) {
+      if (a.in_cache) return int8_pairs<K, R>(a);
+    }
     int8_panels<K, R>(a);
   }
   static void call(const PanelArgs& a) { for_rows<Int8, Dot::kMaxRows>(a); }

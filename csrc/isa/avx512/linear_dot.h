@@ -9,6 +9,7 @@ struct Dot {
   using B = __m512i;
   // vpdpbusd takes four cycles: four rows keep it busy.
   static constexpr int kRowsAtOnce = 4;
+  static constexpr int kPairRows = 6;  // of two panels: 12 integer and 12 float sums
 #ifdef TWOSTEP_EMULATE_AVX512
   static constexpr int kMaxRows = 6, kFloatRows = 3;  // the compiler takes minutes for more
 #else
@@ -27,6 +28,11 @@ struct Dot {
     int32_t x;
     std::memcpy(&x, p, 4);
     return x;
+  }
+
+  // The low or high nibbles of all bytes.
+  static B nibbles(B x, bool high) {
+    return _mm512_and_si512(high ? _mm512_srli_epi16(x, 4) : x, _mm512_set1_epi8(15));
   }
 
   template <Kind K>
