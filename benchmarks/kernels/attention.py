@@ -35,21 +35,22 @@ class Bench:
         cache = native.KVCache(
             self.device, LAYERS, KV_HEADS, HEAD_DIM, num_blocks, dtype=self.dtype
         )
-        self.qkv, q, out = (native.Rows(w, 512) for w in (QKV_WIDTH, WIDTH, WIDTH))
+        self.qkv, out = native.Rows(QKV_WIDTH, 512), native.Rows(WIDTH, 512)
         inv_freq = 10000.0 ** -(np.arange(0, HEAD_DIM, 2) / HEAD_DIM)
         angles = np.arange(MAX_POSITION)[:, None] * inv_freq
         rope = native.RopeTable(*(f(angles).astype(np.float32) for f in (np.cos, np.sin)))
         self.plan, self.write_plan = native.Plan(), native.Plan()
         for layer in range(LAYERS):
             for plan in (self.plan, self.write_plan):
-                native.add_rope_cache(
-                    plan, self.device, cache, layer, self.qkv, q, rope,
+                added = native.add_rope_cache(
+                    plan, self.device, cache, layer, self.qkv, None, rope,
                     num_heads=HEADS, scale=HEAD_DIM**-0.5, interleaved=True,
                 )  # fmt: skip
-            native.add_attention(
-                self.plan, self.device, cache, layer, q,
-                num_heads=HEADS, num_threads=num_threads, rows=out,
-            )  # fmt: skip
+                if plan is self.plan:
+                    native.add_attention(
+                        plan, self.device, cache, layer, None, rope=added,
+                        num_heads=HEADS, num_threads=num_threads, rows=out,
+                    )  # fmt: skip
         self.stream = native.Stream(num_threads)
         self.qkv.numpy()[:] = np.random.default_rng(0).standard_normal(
             self.qkv.numpy().shape, np.float32

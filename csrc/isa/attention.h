@@ -58,6 +58,13 @@ struct AttentionPartial {
 inline constexpr int kBlocksAhead = 2;
 inline void fetch_line(const void* line) { __builtin_prefetch(line, 0, 2); }
 
+// A block's keys of one KV head, and the block to fetch meanwhile.
+template <class Element>
+struct Keys {
+  const Element* k;
+  const Element* ahead;
+};
+
 // Query rows that are computed together, of consecutive tokens of one request, the first at `position`:
 // each with the `group` query heads that share a KV head, or one token with those of several KV heads.
 struct AttentionTile {
@@ -111,7 +118,8 @@ struct AttentionKernels {
   KVType default_kv_type;
   int tile_rows;              // rows of a tile (more only where `group` is larger)
   AttentionLayout layout[3];  // by KVType
-  void (*rope)(const float* x, const RopeArgs&, float* y);  // y may be x
+  // Heads that lie behind each other; y may be x.
+  void (*rope)(const float* x, const RopeArgs&, int heads, float* y);
   // into = into merged with the partials of the positions behind it.
   void (*merge)(const AttentionPartial& into, const AttentionPartial& from, int rows, int head_dim);
   // y[rows, head_dim] = out / sum

@@ -17,15 +17,16 @@ void check(bool ok, const char* what) {
 struct Layer {
   std::shared_ptr<KVCache> cache;
   int index;
-  std::shared_ptr<Rows> q;
-  std::shared_ptr<const Rope> rope;  // may be null
+  std::shared_ptr<Rows> q;           // or null
+  std::shared_ptr<const Rope> rope;  // or null
   AttentionSpec spec;
   std::shared_ptr<Rows> rows;  // may be null
   std::vector<std::shared_ptr<ActBuffer>> acts;
   AttentionShape shape;
   std::shared_ptr<const AttentionScratch> scratch;
 
-  bool rotates(const Step& step) const { return rope && step.has_lone_tokens; }
+  // Whether tasks write the KV of their tokens.
+  bool writes(const Step& step) const { return rope && step.has_lone_tokens; }
 
   // Divides by the sums and writes a tile's heads to where they are wanted.
   void finish(const Step& step, const AttentionTask& task, const AttentionPartial& total,
@@ -62,7 +63,7 @@ class Attention final : public Op {
     const AttentionScratch::Worker& scratch = layer.scratch->worker(worker);
     const AttentionSpan span = tile_span(step, layer.shape, task.req, task.token, task.num_tokens);
     // Whoever reads the token's own key and value writes them.
-    if (layer.rotates(step) && task.segment_end == span.segment_end) {
+    if (layer.writes(step) && task.segment_end == span.segment_end) {
       for (int h = 0; h < task.num_heads; h++) layer.rope->store(step, task.token, task.kv_head + h);
     }
     const AttentionTile tile = pack_tile(step, task, scratch);
@@ -91,7 +92,7 @@ class Attention final : public Op {
     };
     void* keys = cache.k_blocks(layer_->index, task.kv_head);
     for (int b = first; b < std::min(first + kBlocksAhead, blocks); b++) fetch(keys, b);
-    if (!layer_->rotates(step)) return;
+    if (!layer_->writes(step)) return;
     fetch(keys, blocks - 1);  // to be written
     fetch(cache.v_blocks(layer_->index, task.kv_head), blocks - 1);
   }
@@ -116,12 +117,16 @@ class Attention final : public Op {
     tile.places = cache.places();
     tile.block_ids = step.block_ids.data() + step.block_starts[task.req];
     const int first_head = task.kv_head * tile.group;
-    const float* q = layer.q->row(task.token) + first_head * tile.head_dim;
-    if (layer.rotates(step)) {
-      layer.rope->queries(step, task.token, first_head, tile.heads * tile.group, scratch.out);
-      q = scratch.out;
+    const int heads = tile.heads * tile.group, width = heads * tile.head_dim;
+    if (!layer.rope) {
+      const float* q = layer.q->row(task.token) + first_head * tile.head_dim;
+      cache.layout().pack_q(q, layer.q->width, tile.rows, heads, tile.head_dim, scratch.q);
+      return tile;
     }
-    cache.layout().pack_q(q, layer.q->width, tile.rows, tile.heads * tile.group, tile.head_dim, scratch.q);
+    for (int i = 0; i < task.num_tokens; i++) {
+      layer.rope->queries(step, task.token + i, first_head, heads, scratch.out + i * width);
+    }
+    cache.layout().pack_q(scratch.out, width, tile.rows, heads, tile.head_dim, scratch.q);
     return tile;
   }
 
@@ -169,7 +174,7 @@ int heads_together(int num_kv_heads, int tile_tokens) {
   return heads;
 }
 
-void check_arguments(const KernelTable& table, const KVCache& cache, int layer, const Rows& q,
+void check_arguments(const KernelTable& table, const KVCache& cache, int layer, const Rows* q, const Rope* rope,
                      const AttentionSpec& spec, const Rows* rows,
                      const std::vector<std::shared_ptr<ActBuffer>>& acts) {
   const int width = spec.num_heads * cache.head_dim;
@@ -177,7 +182,11 @@ void check_arguments(const KernelTable& table, const KVCache& cache, int layer, 
   check(layer >= 0 && layer < cache.num_layers, "layer is outside the cache");
   check(spec.num_heads > 0 && spec.num_heads % cache.num_kv_heads == 0,
         "num_heads must be a multiple of num_kv_heads");
-  check(q.width == width && (!rows || rows->width == width), "q or rows is not num_heads * head_dim wide");
+  check((q == nullptr) != (rope == nullptr), "queries come from q or from rope");
+  check(!rope || (&rope->cache() == &cache && rope->layer() == layer && rope->num_heads() == spec.num_heads),
+        "rope belongs to another layer");
+  check((!q || q->width == width) && (!rows || rows->width == width),
+        "q or rows is not num_heads * head_dim wide");
   check(rows || !acts.empty(), "there is nothing to write to");
   for (const auto& act : acts) check(act->act().width == width, "an activation is not num_heads * head_dim wide");
   check(spec.sliding_window >= 0 && spec.softcap >= 0 && spec.num_threads > 0,
@@ -190,9 +199,7 @@ void check_arguments(const KernelTable& table, const KVCache& cache, int layer, 
 void add_attention(Plan& plan, const KernelTable& table, std::shared_ptr<KVCache> cache, int layer,
                    std::shared_ptr<Rows> q, std::shared_ptr<const Rope> rope, const AttentionSpec& spec,
                    std::shared_ptr<Rows> rows, std::vector<std::shared_ptr<ActBuffer>> acts) {
-  check_arguments(table, *cache, layer, *q, spec, rows.get(), acts);
-  check(!rope || (&rope->cache() == cache.get() && rope->layer() == layer && rope->num_heads() == spec.num_heads),
-        "rope belongs to another layer");
+  check_arguments(table, *cache, layer, q.get(), rope.get(), spec, rows.get(), acts);
   const int group = spec.num_heads / cache->num_kv_heads;
   const int tile_tokens = std::max(1, table.attention->tile_rows / group);
   auto ops = std::make_shared<Layer>();
@@ -206,7 +213,9 @@ void add_attention(Plan& plan, const KernelTable& table, std::shared_ptr<KVCache
   ops->scratch = cache->scratch(spec.num_threads, tile_tokens * group);
   // Where a tile's heads end within a group of 32, another tile would have to write the rest of it.
   const bool whole_groups = group * cache->head_dim % kGroup == 0;
-  if (!whole_groups && !rows && !acts.empty()) rows = std::make_shared<Rows>(q->width, q->max_rows);
+  if (!whole_groups && !rows && !acts.empty()) {
+    rows = std::make_shared<Rows>(acts[0]->act().width, q ? q->max_rows : ops->rope->max_rows());
+  }
   ops->rows = rows;
   if (whole_groups) ops->acts = acts;
   ops->cache = std::move(cache);

@@ -1,6 +1,6 @@
-// Attention over the paged cache, in two ops: rotate q and k and write the step's KV, then attend. Where
-// every request has one token, attention does both: each task rotates the few heads that it needs and writes
-// the key and value that nobody else reads, and the threads meet once less in a layer.
+// Attention over the paged cache, in two ops: rotate k and write the step's KV, then attend; each task rotates
+// the few heads of q that it needs. Where every request has one token, attention does both: a task writes the
+// key and value that nobody else reads, and the threads meet once less in a layer.
 #pragma once
 #include <memory>
 #include <vector>
@@ -13,10 +13,9 @@
 
 namespace twostep {
 
-// qkv -> q_out [T, num_heads * head_dim], rotated, and k and v into the tokens' slots. With
-// `leaves_lone_tokens`, a step in which every request has one token is left to an attention that has `rope`.
-std::unique_ptr<Op> make_rope_cache(std::shared_ptr<const Rope> rope, std::shared_ptr<Rows> q_out,
-                                    bool leaves_lone_tokens);
+// k, rotated, and v into the tokens' slots, and q, rotated, into q_out [T, num_heads * head_dim]. Without q_out,
+// queries are left to an attention that has `rope`, and so is a step in which every request has one token.
+std::unique_ptr<Op> make_rope_cache(std::shared_ptr<const Rope> rope, std::shared_ptr<Rows> q_out);
 
 struct AttentionSpec {
   int num_heads = 0;
@@ -26,9 +25,9 @@ struct AttentionSpec {
   bool causal = true;      // false: every token sees the whole text, which must be in one step
 };
 
-// Appends the ops that compute softmax(q k^T) v for every token, q from make_rope_cache, into `rows` (float32
-// [T, num_heads * head_dim], may be null) and activations of that width. `rope`, if not null, is used where
-// make_rope_cache leaves lone tokens.
+// Appends the ops that compute softmax(q k^T) v for every token into `rows` (float32 [T, num_heads * head_dim],
+// may be null) and activations of that width. Queries are `q` as make_rope_cache leaves them, or rotated by
+// `rope`: one of the two is null.
 void add_attention(Plan&, const KernelTable&, std::shared_ptr<KVCache>, int layer,
                    std::shared_ptr<Rows> q, std::shared_ptr<const Rope> rope, const AttentionSpec&,
                    std::shared_ptr<Rows> rows, std::vector<std::shared_ptr<ActBuffer>> acts);

@@ -19,9 +19,9 @@ void check(bool ok, const std::string& what) {
 
 class RopeCache final : public Op {
  public:
-  RopeCache(std::shared_ptr<const Rope> rope, std::shared_ptr<Rows> q_out, bool leaves_lone_tokens)
-      : rope_(std::move(rope)), q_out_(std::move(q_out)), leaves_lone_tokens_(leaves_lone_tokens) {
-    check(q_out_->width == rope_->num_heads() * rope_->cache().head_dim,
+  RopeCache(std::shared_ptr<const Rope> rope, std::shared_ptr<Rows> q_out)
+      : rope_(std::move(rope)), q_out_(std::move(q_out)) {
+    check(!q_out_ || q_out_->width == rope_->num_heads() * rope_->cache().head_dim,
           "q_out is not num_heads * head_dim wide");
   }
   const char* name() const override { return "rope_cache"; }
@@ -29,7 +29,7 @@ class RopeCache final : public Op {
   int num_chunks(const Step& step) const override {
     rope_->check_positions(step);
     if (rope_->layer() == 0) rope_->cache().expect(step.block_ids);
-    if (leaves_lone_tokens_ && step.has_lone_tokens) return 0;
+    if (!q_out_ && step.has_lone_tokens) return 0;
     return RowChunks(step.num_tokens).count();
   }
 
@@ -37,7 +37,7 @@ class RopeCache final : public Op {
     const RowChunks chunks(step.num_tokens);
     for (int t = chunks.begin(chunk); t < chunks.end(chunk); t++) {
       rope_->fetch(step, t);
-      rope_->queries(step, t, 0, rope_->num_heads(), q_out_->row(t));
+      if (q_out_) rope_->queries(step, t, 0, rope_->num_heads(), q_out_->row(t));
       for (int h = 0; h < rope_->cache().num_kv_heads; h++) rope_->store(step, t, h);
     }
   }
@@ -45,7 +45,6 @@ class RopeCache final : public Op {
  private:
   std::shared_ptr<const Rope> rope_;
   std::shared_ptr<Rows> q_out_;
-  bool leaves_lone_tokens_;
 };
 
 }  // namespace
@@ -86,19 +85,20 @@ RopeArgs Rope::args(const Step& step, int t, float scale) const {
   return {table.cos + row, table.sin + row, 2 * table.half, cache_->head_dim, spec_.interleaved, scale};
 }
 
-void Rope::rotate(const float* x, const Vector* norm, const RopeArgs& args, float* y) const {
+void Rope::rotate(const float* x, const Vector* norm, const RopeArgs& args, int heads, float* y) const {
   if (norm) {
-    row_kernels_.rms_norm({x, norm->data, args.head_dim, spec_.norm_eps}, y);
+    for (int i = 0; i < heads * args.head_dim; i += args.head_dim) {
+      row_kernels_.rms_norm({x + i, norm->data, args.head_dim, spec_.norm_eps}, y + i);
+    }
     x = y;
   }
-  kernels_.rope(x, args, y);
+  kernels_.rope(x, args, heads, y);
 }
 
 void Rope::queries(const Step& step, int t, int first, int count, float* y) const {
   const int d = cache_->head_dim;
   const RopeArgs rope = args(step, t, query_scale(spec_.scale, spec_.softcap));
-  const float* x = qkv_->row(t) + first * d;
-  for (int h = 0; h < count; h++) rotate(x + h * d, spec_.q_norm.get(), rope, y + h * d);
+  rotate(qkv_->row(t) + first * d, spec_.q_norm.get(), rope, count, y);
 }
 
 size_t Rope::place(const Step& step, int t) const {
@@ -114,7 +114,7 @@ void Rope::store(const Step& step, int t, int h) const {
   const float* x = qkv_->row(t);
   const size_t at = place(step, t);
   float k[kMaxHeadDim];
-  rotate(x + (heads + h) * d, spec_.k_norm.get(), args(step, t, 1), k);
+  rotate(x + (heads + h) * d, spec_.k_norm.get(), args(step, t, 1), 1, k);
   cache_->layout().write_token(k, x + (heads + kv + h) * d, d,
                                static_cast<char*>(cache_->k_blocks(layer_, h)) + at,
                                static_cast<char*>(cache_->v_blocks(layer_, h)) + at,
@@ -134,9 +134,8 @@ void Rope::fetch(const Step& step, int t) const {
   }
 }
 
-std::unique_ptr<Op> make_rope_cache(std::shared_ptr<const Rope> rope, std::shared_ptr<Rows> q_out,
-                                    bool leaves_lone_tokens) {
-  return std::make_unique<RopeCache>(std::move(rope), std::move(q_out), leaves_lone_tokens);
+std::unique_ptr<Op> make_rope_cache(std::shared_ptr<const Rope> rope, std::shared_ptr<Rows> q_out) {
+  return std::make_unique<RopeCache>(std::move(rope), std::move(q_out));
 }
 
 }  // namespace twostep

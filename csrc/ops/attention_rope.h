@@ -39,10 +39,11 @@ class Rope {
   KVCache& cache() const { return *cache_; }
   int layer() const { return layer_; }
   int num_heads() const { return spec_.num_heads; }
+  int max_rows() const { return qkv_->max_rows; }
 
  private:
   RopeArgs args(const Step&, int t, float scale) const;
-  void rotate(const float* x, const Vector* norm, const RopeArgs& args, float* y) const;
+  void rotate(const float* x, const Vector* norm, const RopeArgs& args, int heads, float* y) const;
   size_t place(const Step&, int t) const;
 
   const RowKernels& row_kernels_;

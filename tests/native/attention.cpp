@@ -249,9 +249,9 @@ void test_rope(const Kernels& kernels, bool interleaved, int head_dim, int rotar
     want[b] = (x[b] * c[i] + x[a] * s[i]) * scale;
   }
   const RopeArgs args{c.data(), s.data(), rotary_dim, head_dim, interleaved, scale};
-  kernels.tested.attention->rope(x.data(), args, got.data());
+  kernels.tested.attention->rope(x.data(), args, 1, got.data());
   report.expect_same(got.data(), want.data(), head_dim + 1, what);
-  kernels.tested.attention->rope(x.data(), args, x.data());
+  kernels.tested.attention->rope(x.data(), args, 1, x.data());
   report.expect_same(x.data(), want.data(), head_dim, what + " in place");
 }
 

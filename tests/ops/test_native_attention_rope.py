@@ -37,12 +37,13 @@ class RopeMachine:
         self.q, self.out = native.Rows(width, 64), native.Rows(width, 64)
         self.plan = native.Plan()
         rope = native.add_rope_cache(
-            self.plan, self.device, cache, 0, self.qkv, self.q, native.RopeTable(*tables),
-            num_heads=HEADS, scale=head_dim**-0.5, leaves_lone_tokens=in_attention, **spec,
+            self.plan, self.device, cache, 0, self.qkv, None if in_attention else self.q,
+            native.RopeTable(*tables), num_heads=HEADS, scale=head_dim**-0.5, **spec,
         )  # fmt: skip
         native.add_attention(
-            self.plan, self.device, cache, 0, self.q, rope=rope if in_attention else None,
-            num_heads=HEADS, num_threads=num_threads, rows=self.out, sliding_window=sliding_window,
+            self.plan, self.device, cache, 0, None if in_attention else self.q,
+            rope=rope if in_attention else None, num_heads=HEADS, num_threads=num_threads,
+            rows=self.out, sliding_window=sliding_window,
         )  # fmt: skip
         self.stream = native.Stream(num_threads)
 

@@ -18,10 +18,9 @@ inline V::F load_twice(const float* p, int n) {
   return _mm256_permutevar8x32_ps(x, twice);
 }
 
-// Lane 2i and 2i + 1 are a pair; n lanes matter.
-inline V::F rotate_pairs(V::F x, const float* cos, const float* sin, int n) {
-  const V::F swapped = _mm256_permute_ps(x, 0xb1);
-  return _mm256_addsub_ps(V::mul(x, load_twice(cos, n)), V::mul(swapped, load_twice(sin, n)));
+// Lane 2i and 2i + 1 are a pair.
+inline V::F rotate_pairs(V::F x, V::F cos, V::F sin) {
+  return _mm256_addsub_ps(V::mul(x, cos), V::mul(_mm256_permute_ps(x, 0xb1), sin));
 }
 
 #include "isa/act.inc"

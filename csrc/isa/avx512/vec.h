@@ -36,13 +36,21 @@ struct V {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
                         _mm512_cvtps_ph(a, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
   }
-  static void store_bf16(uint16_t* p, F a) {
+  // To nearest even; numbers below 2^-126 become zeros, which is what vdpbf16ps takes them for.
+  static __m256i to_bf16(F a) {
+#ifdef TWOSTEP_EMULATE_AVX512
     const I u = _mm512_castps_si512(a);
     const I odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     I r = _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
     const I quiet = _mm512_or_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(0x40));
     r = _mm512_mask_mov_epi32(r, _mm512_cmp_ps_mask(a, a, _CMP_UNORD_Q), quiet);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(r));
+    return _mm512_cvtepi32_epi16(r);
+#else
+    return (__m256i)_mm512_cvtneps_pbh(a);
+#endif
+  }
+  static void store_bf16(uint16_t* p, F a) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), to_bf16(a));
   }
   static F add(F a, F b) { return _mm512_add_ps(a, b); }
   static F sub(F a, F b) { return _mm512_sub_ps(a, b); }

@@ -17,13 +17,13 @@ inline V::F load_twice(const float* p, int n) {
   return {vzip1q_f32(x, x), vzip2q_f32(x, x)};
 }
 
-// Lane 2i and 2i + 1 are a pair; n lanes matter.
-inline V::F rotate_pairs(V::F x, const float* cos, const float* sin, int n) {
+// Lane 2i and 2i + 1 are a pair.
+inline V::F rotate_pairs(V::F x, V::F cos, V::F sin) {
   const uint32x4_t even = vreinterpretq_u32_u64(vdupq_n_u64(0x80000000u));  // sign bits
-  const V::F s = load_twice(sin, n), swapped{vrev64q_f32(x.lo), vrev64q_f32(x.hi)};
-  const V::F signed_sin = V::as_floats({veorq_u32(vreinterpretq_u32_f32(s.lo), even),
-                                        veorq_u32(vreinterpretq_u32_f32(s.hi), even)});
-  return V::add(V::mul(x, load_twice(cos, n)), V::mul(swapped, signed_sin));
+  const V::F swapped{vrev64q_f32(x.lo), vrev64q_f32(x.hi)};
+  const V::F signed_sin = V::as_floats({veorq_u32(vreinterpretq_u32_f32(sin.lo), even),
+                                        veorq_u32(vreinterpretq_u32_f32(sin.hi), even)});
+  return V::add(V::mul(x, cos), V::mul(swapped, signed_sin));
 }
 
 #include "isa/act.inc"

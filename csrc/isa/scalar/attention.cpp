@@ -11,12 +11,19 @@ constexpr int kMicroRows = 4;  // query rows kept in registers
 constexpr int kAccumulators = 16;
 constexpr int kTileRows = 8;
 
-// Lane 2i and 2i + 1 are a pair; n lanes matter.
-inline V::F rotate_pairs(V::F x, const float* cos, const float* sin, int n) {
+// The first n / 2 floats, each twice.
+inline V::F load_twice(const float* p, int n) {
+  V::F y = V::zero();
+  for (int i = 0; i < V::W && i < n; i++) y.v[i] = p[i / 2];
+  return y;
+}
+
+// Lane 2i and 2i + 1 are a pair.
+inline V::F rotate_pairs(V::F x, V::F cos, V::F sin) {
   V::F y = x;
-  for (int i = 0; i < V::W && i < n; i += 2) {
-    y.v[i] = x.v[i] * cos[i / 2] - x.v[i + 1] * sin[i / 2];
-    y.v[i + 1] = x.v[i + 1] * cos[i / 2] + x.v[i] * sin[i / 2];
+  for (int i = 0; i < V::W; i += 2) {
+    y.v[i] = x.v[i] * cos.v[i] - x.v[i + 1] * sin.v[i];
+    y.v[i + 1] = x.v[i + 1] * cos.v[i] + x.v[i] * sin.v[i];
   }
   return y;
 }

@@ -255,20 +255,17 @@ class CpuOps:
         Where every request has one token, the second does the work of the first as well.
         """
         qkv.wants_rows = True
-        width = spec.num_heads * spec.head_dim
-        query = Value(width, RowSet.Tokens, wants_rows=True)
-        out = Value(width, RowSet.Tokens)
+        out = Value(spec.num_heads * spec.head_dim, RowSet.Tokens)
         mask = {} if spec.causal else {"causal": False}
-        rope: list[Any] = []
 
-        def emit_rope(_: Record) -> None:
-            added = native.add_rope_cache(
+        def emit(_: Record) -> None:
+            rope = native.add_rope_cache(
                 self.plan,
                 self._device,
                 self._kv_cache,
                 spec.layer,
                 qkv.rows,
-                query.rows,
+                None,
                 self._rope_tables(spec.rope),
                 num_heads=spec.num_heads,
                 interleaved=spec.rope is not None and spec.rope.interleaved,
@@ -277,19 +274,15 @@ class CpuOps:
                 q_norm=q_norm,
                 k_norm=k_norm,
                 norm_eps=spec.qk_norm_eps,
-                leaves_lone_tokens=True,
             )
-            rope.append(added)
-
-        def emit_attention(_: Record) -> None:
             native.add_attention(
                 self.plan,
                 self._device,
                 self._kv_cache,
                 spec.layer,
-                query.rows,
+                None,
                 num_heads=spec.num_heads,
-                rope=rope[0],
+                rope=rope,
                 sliding_window=spec.sliding_window or 0,
                 softcap=spec.softcap,
                 rows=out.rows,
@@ -298,8 +291,7 @@ class CpuOps:
                 **mask,
             )
 
-        self._record("rope_cache", [qkv], query, emit_rope)
-        self._record("attention", [query, qkv], out, emit_attention, writes_acts=True)
+        self._record("attention", [qkv], out, emit, writes_acts=True)
         return out
 
     def moe(
