@@ -105,7 +105,8 @@ void KVCache::expect(const std::vector<int32_t>& block_ids) {
 
 bool KVCache::touch_ahead() {
   constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
-  const size_t end = std::min(memory_.bytes(), used_.load(std::memory_order_relaxed) + kBytesAhead);
+  const size_t used = used_.load(std::memory_order_relaxed);
+  const size_t end = std::min(memory_.bytes(), used + std::clamp(used, kLeastAhead, kMostAhead));
   size_t at = touched_.load(std::memory_order_relaxed);
   while (at < end && !touched_.compare_exchange_weak(at, std::min(at + kHugePage, end))) {
   }

@@ -46,8 +46,8 @@ class AttentionScratch {
 // a prefill), so idle threads touch what will be written next.
 class KVCache {
  public:
-  // What is kept touched beyond the highest block that a step used.
-  static constexpr size_t kBytesAhead = size_t{64} << 20;
+  // What is kept touched beyond the highest block that a step used: as much again as is in use, within bounds.
+  static constexpr size_t kLeastAhead = size_t{64} << 20, kMostAhead = size_t{1} << 30;
 
   // Throws std::invalid_argument for a shape the kernels can't hold, std::bad_alloc.
   KVCache(const KernelTable&, int num_layers, int num_kv_heads, int head_dim, int num_blocks,
@@ -58,7 +58,7 @@ class KVCache {
   const KVPlaces& places() const { return places_; }
   // A step with these blocks comes.
   void expect(const std::vector<int32_t>& block_ids);
-  // Touches a huge page, if fewer than kBytesAhead are; returns whether it did. From any thread.
+  // Touches a huge page, if fewer are than should be; returns whether it did. From any thread.
   bool touch_ahead();
   size_t touched_bytes() const { return touched_.load(std::memory_order_relaxed); }
   // Of num_blocks blocks; the last neighbours may lack some.

@@ -76,7 +76,7 @@ class Linear final : public Op {
       float* y = out_->row(tile.r0) + first;
       grid_.run(*table_.linear, act_->act().from_row(tile.r0), tile.rows, chunk.first_unit,
                 chunk.end_unit, y, out_->width, bias_ ? bias_->data : nullptr, add_,
-                t > 0);
+                chunk.in_cache(t));
       if (softcap_ != 0) cap(chunk, tile);
     }
   }
@@ -141,7 +141,7 @@ class GatedLinear final : public Op {
     const auto chunk = gate_.chunk(cut(step), tiles.size(), index);
     for (int t = chunk.first_tile; t < chunk.end_tile; t++) {
       for (int unit = chunk.first_unit; unit < chunk.end_unit; unit++) {
-        run_unit(step, tiles.tiles[t], unit, t > 0);
+        run_unit(step, tiles.tiles[t], unit, chunk.in_cache(t));
       }
     }
   }

@@ -16,6 +16,11 @@ constexpr double kNsPerByte = 1.0 / 12, kNsPerMac = 1.0 / 100;
 constexpr double kChunksPerNs = 1.0 / 1500, kMaxChunks = 96;
 // What a chunk's weights may take of the L2 cache when several tiles read them.
 constexpr double kChunksPerByte = 1.0 / (160 << 10);
+// Many: from here on the activations of a chunk may take this much of it. At least two chunks.
+constexpr int kManyTiles = 8;
+constexpr double kActBytes = 400 << 10;
+
+constexpr double bytes_of(ActForm form) { return form == ActForm::Q8 ? 1.6 : form == ActForm::BF16 ? 2 : 4; }
 
 }  // namespace
 
@@ -33,33 +38,40 @@ LinearGrid::LinearGrid(const PackedWeight& weight)
     bytes_ += static_cast<double>(panel) * segment.n / weight.width();
   }
   macs_ = static_cast<double>(weight.n()) * weight.k();
+  row_bytes_ = bytes_of(form_) * weight.k();
 }
 
 LinearGrid::Cut LinearGrid::cut(int rows, int tiles, int work) const {
-  if (rows == 0) return {0, 0};
+  if (rows == 0) return {0, 0, false};
   const double bytes = bytes_ * work;
   const double total = std::max(bytes * kNsPerByte, macs_ * work * rows * kNsPerMac);
   const double wanted = std::max(1.0, std::min(total * kChunksPerNs, kMaxChunks));
   const double cached = tiles > 1 ? bytes * kChunksPerByte : 1.0;
   const int units = num_units();
   const int unit_chunks = std::max(1, std::min(units, static_cast<int>(std::max(wanted, cached))));
+  if (tiles >= kManyTiles) {
+    return {unit_chunks, std::max(2, std::min(tiles / 4, static_cast<int>(rows * row_bytes_ / kActBytes))), true};
+  }
   const int tile_chunks = tiles == 1 ? 1 : std::max(1, std::min(tiles, static_cast<int>(wanted / unit_chunks)));
-  return {unit_chunks, tile_chunks};
+  return {unit_chunks, tile_chunks, false};
 }
 
 LinearGrid::Chunk LinearGrid::chunk(const Cut& cut, int tiles, int index) const {
   const auto part = [](int total, int i, int n) {
     return static_cast<int>(static_cast<int64_t>(total) * i / n);
   };
-  const int u = index / cut.tile_chunks, t = index % cut.tile_chunks;
-  return {part(num_units(), u, cut.unit_chunks), part(num_units(), u + 1, cut.unit_chunks),
-          part(tiles, t, cut.tile_chunks), part(tiles, t + 1, cut.tile_chunks)};
+  const int u = cut.by_tiles ? index % cut.unit_chunks : index / cut.tile_chunks;
+  const int t = cut.by_tiles ? index / cut.unit_chunks : index % cut.tile_chunks;
+  const int first_tile = part(tiles, t, cut.tile_chunks), end_tile = part(tiles, t + 1, cut.tile_chunks);
+  return {part(num_units(), u, cut.unit_chunks), part(num_units(), u + 1, cut.unit_chunks), first_tile, end_tile,
+          cut.by_tiles ? first_tile : 0};
 }
 
 Stretch LinearGrid::weights(const Cut& cut, int tiles, int first, int end) const {
   if (first >= end) return {};
-  const Unit& from = units_[chunk(cut, tiles, first).first_unit];
-  const Unit& to = units_[chunk(cut, tiles, end - 1).end_unit - 1];
+  const Chunk begin = chunk(cut, tiles, first), last = chunk(cut, tiles, end - 1);
+  const Unit& from = units_[begin.first_unit];
+  const Unit& to = last.first_tile > begin.first_tile ? units_.back() : units_[last.end_unit - 1];
   return {reinterpret_cast<const char*>(from.panel),
           reinterpret_cast<const char*>(to.panel + segments_[to.segment].unit_stride)};
 }

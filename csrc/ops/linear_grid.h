@@ -16,13 +16,18 @@ class LinearGrid {
   struct Chunk {
     int first_unit, end_unit;
     int first_tile, end_tile;
+    int reading_tile;  // the first to read these units
+    bool in_cache(int tile) const { return tile > reading_tile; }
   };
   struct Cut {
     int unit_chunks, tile_chunks;
+    bool by_tiles;  // chunks of the same tiles follow each other, else those of the same units
     int size() const { return unit_chunks * tile_chunks; }
   };
-  // `work` times this weight (2 for a gated pair) over `rows` rows in `tiles` tiles. Prefers to cut
-  // the outputs, so that a chunk reads its weights from memory once.
+  // `work` times this weight (2 for a gated pair) over `rows` rows in `tiles` tiles. Prefers to cut the outputs,
+  // so that a chunk reads its weights from memory once. Many tiles are cut as well, so that the activations of a
+  // chunk stay in the L2 cache, and go in order of rows: a thread then has much the same rows in one op after the
+  // other, and the cores have less to hand over to each other.
   Cut cut(int rows, int tiles, int work = 1) const;
   Chunk chunk(const Cut& cut, int tiles, int index) const;
 
@@ -51,6 +56,7 @@ class LinearGrid {
   std::vector<Unit> units_;
   double bytes_ = 0;  // of weights
   double macs_ = 0;   // for one row
+  double row_bytes_ = 0;  // of activations
 };
 
 }  // namespace twostep

@@ -24,7 +24,7 @@ def wait_for_touched(cache: native.KVCache, size: int) -> None:
 
 def test_idle_threads_touch_what_is_written_next() -> None:
     device = native.make_device("")
-    cache = native.KVCache(device, LAYERS, KV_HEADS, HEAD_DIM, 32 * 40, dtype="bf16")
+    cache = native.KVCache(device, LAYERS, KV_HEADS, HEAD_DIM, 32 * 80, dtype="bf16")
     stream = native.Stream(2)
     assert cache.touched_bytes == 0
     stream.touch_when_idle(cache)
@@ -33,8 +33,10 @@ def test_idle_threads_touch_what_is_written_next() -> None:
     wait_for_touched(cache, 4 * RUN_BYTES + AHEAD)
     write(stream, device, cache, block=1)  # further down: nothing new
     wait_for_touched(cache, 4 * RUN_BYTES + AHEAD)
-    write(stream, device, cache, block=32 * 39)
-    wait_for_touched(cache, 40 * RUN_BYTES)  # all there is
+    write(stream, device, cache, block=32 * 34)
+    wait_for_touched(cache, 2 * 35 * RUN_BYTES)  # as much again as is in use
+    write(stream, device, cache, block=32 * 79)
+    wait_for_touched(cache, 80 * RUN_BYTES)  # all there is
 
 
 def test_touching_changes_nothing() -> None:
