@@ -35,6 +35,33 @@ def test_prompts_of_a_crowd_go_first_and_streams_take_what_is_left() -> None:
     check(scheduler)
 
 
+def test_a_step_of_a_crowd_may_be_larger() -> None:
+    """Streams wait for the same prompts either way. Any other step has the common budget."""
+    scheduler = with_streams(1, crowd_step_tokens=220)
+    crowd(scheduler, 4)
+    plans = [run_step(scheduler)[0].num_scheduled_tokens for _ in range(3)]
+    assert plans == [
+        {"c0": 60, "c1": 60, "c2": 60, "c3": 40},
+        {"s0": 1, "c0": 1, "c1": 1, "c2": 1, "c3": 20},
+        {"s0": 1, "c0": 1, "c1": 1, "c2": 1, "c3": 1},
+    ]
+    add(scheduler, "long", 2000, 50)
+    assert run_step(scheduler)[0].num_scheduled_tokens["long"] == 95
+    check(scheduler)
+
+
+def test_one_short_prompt_alone_is_one_step() -> None:
+    scheduler = with_streams(0, crowd_step_tokens=220)
+    crowd(scheduler, 1, length=200)
+    assert run_step(scheduler)[0].num_scheduled_tokens == {"c0": 200}
+
+
+def test_a_smaller_step_of_a_crowd_is_the_common_one() -> None:
+    scheduler = with_streams(0, crowd_step_tokens=20)
+    crowd(scheduler, 4)
+    assert run_step(scheduler)[0].num_scheduled_tokens == {"c0": 60, "c1": 40}
+
+
 def test_running_requests_come_before_new_ones_in_a_plan() -> None:
     """The runner counts on it, whoever was chosen first."""
     scheduler = with_streams(1)

@@ -34,8 +34,16 @@ class SchedulerConfig(msgspec.Struct, frozen=True, kw_only=True):
     prefill_burst_tokens: int = 0
     """Tokens of steps in a row in which newcomers go first, while many of them wait and few
     requests stream, ``fcfs`` only; 0 = requests that run always go first."""
+    crowd_step_tokens: int = 0
+    """Token budget of such a step, if larger: nobody's next token waits for it longer than for the
+    same prompts in several steps."""
     full_sequence_must_fit: bool = True
     """Admit a request only when blocks for all its known tokens are free."""
+
+    @property
+    def largest_step(self) -> int:
+        """Most tokens that any step has."""
+        return max(self.max_num_batched_tokens, self.crowd_step_tokens)
 
 
 class CacheConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -19,6 +19,8 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
+    crowd_step_tokens: int = 0
+    """Of a step in which newcomers go first; 0: as in any other."""
     async_scheduling: bool
     pooling: str | None = None
     """How embeddings are made; None: text is generated."""
@@ -46,6 +48,7 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
             (
                 "step",
                 f"up to {self.max_num_batched_tokens} tokens of {self.max_num_seqs} requests, "
+                + (f"{self.crowd_step_tokens} of many prompts, " if self.crowd_step_tokens else "")
                 + ("two steps in flight" if self.async_scheduling else "one step at a time"),
             ),
             ("kernels", f"{self.isa} ({self.isa_reason}), {self.num_threads} threads"),

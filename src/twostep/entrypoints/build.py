@@ -37,6 +37,10 @@ DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 256
 """A step of this many tokens already runs at the kernels' full speed; larger ones only make
 everybody else's next token wait longer (measured: docs/log.md, 2026-11-30)."""
+CROWD_MULTIPLICATIONS = 5.5e10
+"""For each thread, in a step in which newcomers go first: about a quarter of a second. Such steps may be
+larger than others, up to ``CROWD_STEPS`` times."""
+CROWD_STEPS = 4
 DEFAULT_LONGEST_CONTEXT = 32768
 KV_SHARE_OF_FREE_MEMORY = 0.5
 KV_DTYPE_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
@@ -128,7 +132,9 @@ def _build(
     )
     phases.start("kv cache and plan")
     kv_dtype = _choose_kv_dtype(device, options, config)
-    scheduler_config, cache_config, sizing = _size(config, options, kv_dtype, pooling)
+    scheduler_config, cache_config, sizing = _size(
+        config, options, kv_dtype, pooling, num_threads
+    )
     cpu_model = _record(
         model, config, device, scheduler_config, sizing, num_threads, kv_dtype, pooler
     )
@@ -147,6 +153,7 @@ def _build(
         max_model_len=scheduler_config.max_model_len - (pooler is not None),
         max_num_seqs=scheduler_config.max_num_seqs,
         max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+        crowd_step_tokens=scheduler_config.crowd_step_tokens,
         async_scheduling=scheduler_config.async_scheduling,
         pooling=None if pooling is None else pooling.describe(),
         num_threads=num_threads,
@@ -202,7 +209,11 @@ def _choose_threads(asked: int | None) -> int:
 
 
 def _size(
-    config: ModelConfig, options: EngineOptions, kv_dtype: str, pooling: PoolingChoice | None
+    config: ModelConfig,
+    options: EngineOptions,
+    kv_dtype: str,
+    pooling: PoolingChoice | None,
+    num_threads: int,
 ) -> tuple[SchedulerConfig, CacheConfig, KVCacheSizing]:
     """Budgets, context length and KV blocks: what is asked, within what is free.
 
@@ -245,6 +256,9 @@ def _size(
         room = fitting * BLOCK_SIZE - (pooling is not None)
         max_model_len = max(min(max_model_len, room), BLOCK_SIZE)
     steps = 2 if options.async_scheduling else 1
+    crowd_step = 0
+    if options.max_num_batched_tokens is None and pooling is None:
+        crowd_step = min(CROWD_STEPS * budget, crowd_step_tokens(config, num_threads))
     if pooling is not None:
         _require_room(max_model_len - 1, usable if asked is None else asked, block_bytes)
     sizing = size_kv_cache(
@@ -255,7 +269,7 @@ def _size(
         max_num_seqs=max_num_seqs,
         requested_bytes=asked,
         sliding_window=common_window(config),
-        max_in_flight_tokens=steps * budget,
+        max_in_flight_tokens=steps * max(budget, crowd_step),
     )
     scheduler_config = SchedulerConfig(
         max_num_batched_tokens=budget,
@@ -266,6 +280,7 @@ def _size(
         enable_chunked_prefill=is_chunked,
         long_prefill_token_threshold=options.long_prefill_token_threshold,
         prefill_burst_tokens=options.prefill_burst_tokens,
+        crowd_step_tokens=crowd_step if crowd_step > budget else 0,
     )
     cache_config = CacheConfig(
         num_blocks=sizing.num_blocks,
@@ -275,6 +290,15 @@ def _size(
         sliding_window=common_window(config),
     )
     return scheduler_config, cache_config, sizing
+
+
+def crowd_step_tokens(config: ModelConfig, num_threads: int) -> int:
+    """Tokens that so many threads multiply with a model's layers in a quarter of a second or so."""
+    attention = 2 * (config.num_heads + config.num_kv_heads) * config.head_dim
+    experts = config.num_experts_per_token * config.moe_intermediate_size
+    mlp = 3 * max(config.intermediate_size, experts)
+    per_token = config.num_layers * config.hidden_size * (attention + mlp)
+    return int(CROWD_MULTIPLICATIONS * num_threads / per_token)
 
 
 def _require_room(length: int, num_bytes: int, block_bytes: int) -> None:
@@ -308,7 +332,7 @@ def _record(
     max_logits_rows = max(8, min(64, LOGITS_BUFFER_FLOATS // config.vocab_size))
     limits = DeviceLimits(
         max_num_seqs=scheduler_config.max_num_seqs,
-        max_num_batched_tokens=scheduler_config.max_num_batched_tokens,
+        max_num_batched_tokens=scheduler_config.largest_step,
         max_model_len=scheduler_config.max_model_len,
         num_blocks=sizing.num_blocks,
         block_size=sizing.block_size,

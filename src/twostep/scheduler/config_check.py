@@ -26,6 +26,11 @@ def check_config(config: SchedulerConfig, cache: CacheConfig) -> None:
             f"prefill_burst_tokens is {config.prefill_burst_tokens}: set it to the most tokens in "
             f"a row for which a crowd of newcomers goes first, or to 0 for never"
         )
+    if config.crowd_step_tokens < 0:
+        raise UsageError(
+            f"crowd_step_tokens is {config.crowd_step_tokens}: set it to the most tokens of a step "
+            f"in which newcomers go first, or to 0 for as many as in any other"
+        )
     if not 0 <= cache.watermark < 1:
         raise UsageError(
             f"watermark is {cache.watermark:g}: set it to the share of the KV cache, from 0 to "

@@ -47,8 +47,10 @@ class Scheduler(SchedulerState):
         A plan of 0 tokens carries finished and preempted ids, or nothing at all.
         """
         budget = self._token_budget
-        step = PlanBuilder(self._next_step_id, budget)
         newcomers_first = not self.suspects and self._is_crowd()
+        if newcomers_first and budget:
+            budget = self.config.largest_step
+        step = PlanBuilder(self._next_step_id, budget)
         if self.suspects and budget:
             self._schedule_suspect(step)
         elif newcomers_first:
@@ -109,7 +111,8 @@ class Scheduler(SchedulerState):
 
         Many prompts at once are computed in the same time either way. Beside them every stream
         would crawl, token by slow token, for all of it; so it waits once. And the prompts, which
-        carry nobody along, are through sooner.
+        carry nobody along, are through sooner; in fewer, larger steps (``crowd_step_tokens``) by
+        what each of them reads of the weights.
         """
         prefilling: list[Request] = []
         decoding: list[Request] = []
@@ -224,7 +227,7 @@ class Scheduler(SchedulerState):
         threshold = self.config.long_prefill_token_threshold
         if threshold > 0 and len(self.running) + len(self.waiting) > 1:
             return threshold
-        return self.config.max_num_batched_tokens
+        return self.config.largest_step
 
     def _surely_ends(self, request: Request, placeholders: int) -> bool:
         """Whether the tokens on their way surely reach the length limit.

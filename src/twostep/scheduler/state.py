@@ -57,9 +57,7 @@ class SchedulerState:
         self.kv_cache_manager = KVCacheManager(
             cache_config,
             max_model_len=scheduler_config.max_model_len,
-            max_in_flight_tokens=(
-                self.num_steps_in_flight * scheduler_config.max_num_batched_tokens
-            ),
+            max_in_flight_tokens=self.num_steps_in_flight * scheduler_config.largest_step,
         )
         self.max_seq_tokens = min(
             scheduler_config.max_model_len,

@@ -39,6 +39,7 @@ class CaseConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     num_spec_tokens: int = 0
     long_prefill_threshold: int = 0
     prefill_burst: int = 0
+    crowd_step: int = 0
     chunked_prefill: bool = True
     full_sequence_must_fit: bool = True
     watermark: float = 0.0

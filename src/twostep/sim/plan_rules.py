@@ -140,8 +140,10 @@ class PlanRules(StepObserver):
         self.last_step_id = plan.step_id
         if total != plan.total_num_scheduled_tokens:
             raise Violation("contract", f"the plan's total is {plan.total_num_scheduled_tokens}")
-        if total > config.budget:
-            raise Violation("I8", f"{total} tokens are planned, the budget is {config.budget}")
+        has_crowds = config.prefill_burst > 0 and config.policy == "fcfs"
+        budget = max(config.budget, config.crowd_step if has_crowds else 0)
+        if total > budget:
+            raise Violation("I8", f"{total} tokens are planned, the budget is {budget}")
         cap = config.long_prefill_threshold if config.chunked_prefill else 0
         if cap and len(scheduled) > 1 and max(scheduled.values()) > cap + config.num_spec_tokens:
             raise Violation("I8", f"one of several requests has more than {cap} tokens")

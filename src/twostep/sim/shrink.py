@@ -166,6 +166,7 @@ def _simpler_values(name: str, value: object) -> list[object]:
         "num_spec_tokens": [0, 1],
         "long_prefill_threshold": [0],
         "prefill_burst": [0],
+        "crowd_step": [0],
         "chunked_prefill": [True],
         "full_sequence_must_fit": [True],
         "block_size": [1, 2, 4],

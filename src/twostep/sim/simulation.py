@@ -461,6 +461,7 @@ def make_core(
             enable_chunked_prefill=config.chunked_prefill,
             long_prefill_token_threshold=config.long_prefill_threshold,
             prefill_burst_tokens=config.prefill_burst,
+            crowd_step_tokens=config.crowd_step,
             full_sequence_must_fit=config.full_sequence_must_fit,
         ),
         cache_config=CacheConfig(

@@ -47,6 +47,8 @@ def make_case(seed: int, steps: int, *, is_async: bool) -> Case:
     later = random.Random(f"burst {seed} {is_async}")
     if later.random() < 0.6:
         config = msgspec.structs.replace(config, prefill_burst=_log_uniform(later, 1, 2048))
+        if later.random() < 0.5:
+            config = msgspec.structs.replace(config, crowd_step=_log_uniform(later, 1, 1024))
     return Case(
         config=config, events=tuple(_Users(rng, config).events(steps)), steps=steps, seed=seed
     )
