@@ -38,8 +38,8 @@ DEFAULT_MAX_NUM_BATCHED_TOKENS = 256
 """A step of this many tokens already runs at the kernels' full speed; larger ones only make
 everybody else's next token wait longer (measured: docs/log.md, 2026-11-30)."""
 CROWD_MULTIPLICATIONS = 5.5e10
-"""For each thread, in a step in which newcomers go first: about a quarter of a second. Such steps may be
-larger than others, up to ``CROWD_STEPS`` times."""
+"""For each thread, in a step in which newcomers go first: about a quarter of a second. Such steps
+may be larger than others, up to ``CROWD_STEPS`` times."""
 CROWD_STEPS = 4
 DEFAULT_LONGEST_CONTEXT = 32768
 KV_SHARE_OF_FREE_MEMORY = 0.5
@@ -132,9 +132,7 @@ def _build(
     )
     phases.start("kv cache and plan")
     kv_dtype = _choose_kv_dtype(device, options, config)
-    scheduler_config, cache_config, sizing = _size(
-        config, options, kv_dtype, pooling, num_threads
-    )
+    scheduler_config, cache_config, sizing = _size(config, options, kv_dtype, pooling, num_threads)
     cpu_model = _record(
         model, config, device, scheduler_config, sizing, num_threads, kv_dtype, pooler
     )
