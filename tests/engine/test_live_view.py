@@ -36,6 +36,18 @@ def endless(request_id: str, num_tokens: int) -> EngineCoreRequest:
     return msgspec.structs.replace(request, eos_token_id=None)
 
 
+def test_the_budget_is_that_of_the_largest_step() -> None:
+    """Pages draw steps in proportion to it: one of a crowd must fit."""
+    toy = make_toy(prefill_burst_tokens=1000, crowd_step_tokens=30)
+    core = toy.core(None)
+    updates = watch(toy, core)
+    core.add_request(make_request("a", list(range(10, 35)), 3))
+    drain(core)
+    plans = [plan for update in updates for plan in update.plans]
+    assert plans[0].num_tokens == 25  # more than the common 16
+    assert {update.token_budget for update in updates} == {30}
+
+
 def test_a_life_from_arrival_to_end() -> None:
     toy = make_toy()
     core = toy.core(None)

@@ -251,6 +251,14 @@ void test_rope(const Kernels& kernels, bool interleaved, int head_dim, int rotar
   const RopeArgs args{c.data(), s.data(), rotary_dim, head_dim, interleaved, scale};
   kernels.tested.attention->rope(x.data(), args, 1, got.data());
   report.expect_same(got.data(), want.data(), head_dim + 1, what);
+  const int heads = 3;
+  std::vector<float> several, rotated(heads * head_dim + 1, 7.0f);
+  for (int h = 0; h < heads; h++) several.insert(several.end(), x.begin(), x.end());
+  kernels.tested.attention->rope(several.data(), args, heads, rotated.data());
+  for (int h = 0; h < heads; h++) {
+    report.expect_same(&rotated[h * head_dim], want.data(), head_dim, what + ", head " + std::to_string(h));
+  }
+  report.expect(rotated.back() == 7.0f, what + " wrote beyond its heads");
   kernels.tested.attention->rope(x.data(), args, 1, x.data());
   report.expect_same(x.data(), want.data(), head_dim, what + " in place");
 }

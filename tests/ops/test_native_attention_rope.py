@@ -195,6 +195,31 @@ def test_cached_positions_are_read_and_not_written(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("interleaved", [False, True])
+@pytest.mark.parametrize("sliding_window", [0, 32])
+def test_queries_rotated_in_attention_give_the_bytes_of_two_ops(
+    isa: str, interleaved: bool, sliding_window: int
+) -> None:
+    """Chunks of a prompt, in tiles of several tokens; at the end its segments are spread out."""
+    tables = rope_tables(RopeConfig(theta=10000.0, rotary_dim=48), MAX_POSITION)
+    weights = [native.Vector(np.linspace(0.5, 1.5, 64, dtype=np.float32)) for _ in "qk"]
+    apart, inside = (
+        RopeMachine(
+            isa, 64, tables, num_threads=2, sliding_window=sliding_window,
+            in_attention=in_attention, interleaved=interleaved, q_norm=weights[0],
+            k_norm=weights[1], norm_eps=1e-5,
+        )
+        for in_attention in (False, True)
+    )  # fmt: skip
+    start = 0
+    for count in [64, 2, 13, *[64] * 10]:
+        qkv = random_qkv(count, 64, seed=start)
+        (_, want), (_, got) = (machine.run(qkv, start) for machine in (apart, inside))
+        np.testing.assert_array_equal(got.view(np.uint32), want.view(np.uint32))
+        start += count
+
+
+@pytest.mark.parametrize("isa", ISAS)
 @pytest.mark.parametrize("sliding_window", [0, 32])
 @pytest.mark.parametrize(("num_reqs", "length"), [(1, 700), (5, 90), (40, 40)])
 def test_lone_tokens_rotated_in_attention_give_the_bytes_of_two_ops(

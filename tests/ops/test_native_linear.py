@@ -235,6 +235,23 @@ def test_a_row_is_the_same_in_every_batch(isa: str, name: str, precision: str) -
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("rows", [97, 130, 900])
+@pytest.mark.parametrize("name", ["Q4_1", "Q8_0", "BF16"])
+def test_a_row_is_the_same_among_many_rows(isa: str, rows: int, name: str) -> None:
+    """From eight tiles on products are cut by rows, too: into two parts, into more for 900 rows."""
+    rng = np.random.default_rng(6)
+    alone, batched = Bench(isa, threads=1), Bench(isa, threads=2)
+    weight = alone.weight([random_raw(rng, name, 136, 1024)], "int8")
+    x = inputs(rng, rows, 1024)
+    before = rng.standard_normal((rows, 136)).astype(np.float32)
+    got, _ = batched.linear(x, weight, add_to=before)
+    for first in range(0, rows, 40):
+        part = slice(first, first + 40)
+        want, _ = alone.linear(x[part], weight, add_to=before[part])
+        np.testing.assert_array_equal(got[part], want)
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_extreme_bytes_do_not_saturate(isa: str) -> None:
     """-128 times 127 in every position, both signs, and the largest of each narrow format."""
     bench = Bench(isa)

@@ -20,6 +20,7 @@ template <Kind K>
 struct Int8 {
   template <int R>
   static void rows(const PanelArgs& a) {
+    // Three rows of two panels are six chains, too few for the latency; kinds with halves have two sums for each.
     if constexpr (!info(K).halves && R >= 4) {
       if (a.in_cache) return int8_pairs<K, R>(a);
     }

@@ -79,6 +79,7 @@ class LiveUpdate(msgspec.Struct, frozen=True, kw_only=True):
     time: float
     """Seconds, the core's clock."""
     token_budget: int
+    """Of the largest step that there can be."""
     max_num_seqs: int
     plans: list[PlanView]
     spans: list[LaneSpan]

@@ -152,7 +152,7 @@ class LiveView:
         sent = self._send(
             LiveUpdate(
                 time=now,
-                token_budget=scheduler.config.max_num_batched_tokens,
+                token_budget=scheduler.config.largest_step,
                 max_num_seqs=scheduler.config.max_num_seqs,
                 plans=self._plans,
                 spans=self._spans,

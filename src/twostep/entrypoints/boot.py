@@ -30,6 +30,11 @@ class BootReport(msgspec.Struct, frozen=True, kw_only=True):
     seconds: dict[str, float]
     """By phase."""
 
+    @property
+    def largest_step(self) -> int:
+        """Most tokens that any step has."""
+        return max(self.max_num_batched_tokens, self.crowd_step_tokens)
+
     def rows(self) -> list[tuple[str, str]]:
         """(label, value) lines."""
         kv = self.kv_sizing

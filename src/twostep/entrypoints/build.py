@@ -254,8 +254,9 @@ def _size(
         room = fitting * BLOCK_SIZE - (pooling is not None)
         max_model_len = max(min(max_model_len, room), BLOCK_SIZE)
     steps = 2 if options.async_scheduling else 1
+    has_crowds = options.prefill_burst_tokens > 0 and options.scheduling_policy == "fcfs"
     crowd_step = 0
-    if options.max_num_batched_tokens is None and pooling is None:
+    if has_crowds and options.max_num_batched_tokens is None and pooling is None:
         crowd_step = min(CROWD_STEPS * budget, crowd_step_tokens(config, num_threads))
     if pooling is not None:
         _require_room(max_model_len - 1, usable if asked is None else asked, block_bytes)

@@ -158,8 +158,7 @@ def engine_info(spec: CoreSpec, built: BuiltCore) -> EngineInfo:
 
 def heartbeat_timeout(built: BuiltCore) -> float:
     """Seconds: two full steps in flight on a very slow machine, and some more."""
-    largest = max(built.boot.max_num_batched_tokens, built.boot.crowd_step_tokens)
-    flops = 2 * built.num_parameters * 2 * largest
+    flops = 2 * built.num_parameters * 2 * built.boot.largest_step
     return HEARTBEAT_TIMEOUT_SECONDS + flops / (SLOWEST_FLOPS_PER_THREAD * built.boot.num_threads)
 
 

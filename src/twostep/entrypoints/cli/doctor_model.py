@@ -70,8 +70,7 @@ def examine_model(
                 kv_dtype=llm.boot.kv_dtype,
                 has_bf16_dot=isa in ("avx512", "amx"),
             )
-            # A short prompt that is alone is a crowd.
-            budget = max(llm.boot.max_num_batched_tokens, llm.boot.crowd_step_tokens)
+            budget = llm.boot.largest_step  # a short prompt that is alone is a crowd
             cells = []
             with reporter.count("measuring", len(BATCHES) + 1, "cells") as advance:
                 for batch in BATCHES:
