@@ -114,6 +114,7 @@ struct PanelArgs {
   bool add;             // y += instead of y =
   bool few_rows_hint;   // see LinearKernels
   bool in_cache;        // the panels have just been read, for the tile before
+  size_t next;          // then: bytes from each to the one that is read next and to be fetched now; or 0
 };
 
 enum class GateFn : uint8_t { Silu, GeluTanh };
@@ -135,6 +136,8 @@ struct LinearKernels {
   void (*scale_and_shift)(float* x, float scale, float offset, int n);
   // Whether products of few rows, which memory paces, ask for weights ahead of time (kernel_table).
   bool few_rows_hint = false;
+  // Whether panels in the cache fetch the next ones while they are multiplied.
+  bool fetches_next[kNumActForms] = {};
 };
 
 }  // namespace twostep

@@ -55,7 +55,7 @@ class Linear final : public Op {
         add_(add),
         softcap_(softcap),
         set_(set),
-        grid_(*weight_) {
+        grid_(*table.linear, *weight_) {
     check_input(op, *act_, *weight_);
     check_output(op, *out_, *weight_);
     if (bias_ && bias_->size != weight_->n()) {
@@ -69,16 +69,13 @@ class Linear final : public Op {
   }
   void run(const Step& step, int index, int) const override {
     const Tiles& tiles = step.tiles_of(set_, weight_->act_form());
-    const auto chunk = grid_.chunk(cut(step), tiles.size(), index);
-    const int first = grid_.unit_first(chunk.first_unit);
-    for (int t = chunk.first_tile; t < chunk.end_tile; t++) {
+    grid_.for_each(cut(step), tiles.size(), index, [&](int t, int first, int end, LinearGrid::Reads reads) {
       const auto& tile = tiles.tiles[t];
-      float* y = out_->row(tile.r0) + first;
-      grid_.run(*table_.linear, act_->act().from_row(tile.r0), tile.rows, chunk.first_unit,
-                chunk.end_unit, y, out_->width, bias_ ? bias_->data : nullptr, add_,
-                chunk.in_cache(t));
-      if (softcap_ != 0) cap(chunk, tile);
-    }
+      float* y = out_->row(tile.r0) + grid_.unit_first(first);
+      grid_.run(act_->act().from_row(tile.r0), tile.rows, first, end, y, out_->width,
+                bias_ ? bias_->data : nullptr, add_, reads);
+      if (softcap_ != 0) cap(tile, first, end);
+    });
   }
   Stretch weights(const Step& step, int first, int end) const override {
     return grid_.weights(cut(step), step.tiles_of(set_, weight_->act_form()).size(), first, end);
@@ -88,8 +85,8 @@ class Linear final : public Op {
   LinearGrid::Cut cut(const Step& step) const {
     return grid_.cut(step.num_rows(set_), step.tiles_of(set_, weight_->act_form()).size());
   }
-  void cap(const LinearGrid::Chunk& chunk, const Tiles::Tile& tile) const {
-    const int first = grid_.unit_first(chunk.first_unit), last = chunk.end_unit - 1;
+  void cap(const Tiles::Tile& tile, int first_unit, int end_unit) const {
+    const int first = grid_.unit_first(first_unit), last = end_unit - 1;
     const int n = grid_.unit_first(last) + grid_.unit_outputs(last) - first;
     for (int m = tile.r0; m < tile.r0 + tile.rows; m++) {
       table_.rows->softcap(out_->row(m) + first, softcap_, n);
@@ -121,8 +118,8 @@ class GatedLinear final : public Op {
         acts_(std::move(acts)),
         rows_(std::move(rows)),
         set_(set),
-        gate_(weight_->gate),
-        up_(weight_->up) {
+        gate_(kernels_, weight_->gate),
+        up_(kernels_, weight_->up) {
     check_input(name(), *act_, weight_->gate);
     if (rows_) check_output(name(), *rows_, weight_->gate);
     for (const auto& act_out : acts_) {
@@ -138,12 +135,9 @@ class GatedLinear final : public Op {
   }
   void run(const Step& step, int index, int) const override {
     const Tiles& tiles = step.tiles_of(set_, weight_->gate.act_form());
-    const auto chunk = gate_.chunk(cut(step), tiles.size(), index);
-    for (int t = chunk.first_tile; t < chunk.end_tile; t++) {
-      for (int unit = chunk.first_unit; unit < chunk.end_unit; unit++) {
-        run_unit(step, tiles.tiles[t], unit, chunk.in_cache(t));
-      }
-    }
+    gate_.for_each(cut(step), tiles.size(), index, [&](int t, int first, int end, LinearGrid::Reads reads) {
+      for (int unit = first; unit < end; unit++) run_unit(step, tiles.tiles[t], unit, reads);
+    });
   }
   Stretch weights(const Step& step, int first, int end) const override {
     return gate_.weights(cut(step), step.tiles_of(set_, weight_->gate.act_form()).size(), first, end);
@@ -154,7 +148,7 @@ class GatedLinear final : public Op {
     return gate_.cut(step.num_rows(set_), step.tiles_of(set_, weight_->gate.act_form()).size(), 2);
   }
   // 32 values of h, which are one group of the next activation, for the rows of a tile.
-  void run_unit(const Step& step, const Tiles::Tile& tile, int unit, bool in_cache) const {
+  void run_unit(const Step& step, const Tiles::Tile& tile, int unit, LinearGrid::Reads reads) const {
     alignas(64) float gate[kMaxTileRows * kGroup], up[kMaxTileRows * kGroup];
     const int outputs = gate_.unit_outputs(unit);
     if (outputs < kGroup) {  // behind the width, groups hold zeros
@@ -162,8 +156,8 @@ class GatedLinear final : public Op {
       std::fill_n(up, tile.rows * kGroup, 0.0f);
     }
     const Act act = act_->act().from_row(tile.r0);
-    gate_.run(kernels_, act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, in_cache);
-    up_.run(kernels_, act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, in_cache);
+    gate_.run(act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, reads);
+    up_.run(act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, reads);
     kernels_.gate(fn_, gate, up, tile.rows * kGroup);
     for (const auto& out : acts_) {
       step.tiles_of(set_, out->act().form).for_each(tile, [&](const Tiles::Tile& to, int m, int count) {

@@ -24,9 +24,11 @@ constexpr double bytes_of(ActForm form) { return form == ActForm::Q8 ? 1.6 : for
 
 }  // namespace
 
-LinearGrid::LinearGrid(const PackedWeight& weight)
-    : segments_(weight.segments()),
+LinearGrid::LinearGrid(const LinearKernels& kernels, const PackedWeight& weight)
+    : kernels_(kernels),
+      segments_(weight.segments()),
       form_(weight.act_form()),
+      fetches_next_(kernels.fetches_next[static_cast<int>(form_)]),
       panels_per_unit_(kUnit / weight.width()) {
   for (size_t s = 0; s < segments_.size(); s++) {
     const Segment& segment = segments_[s];
@@ -62,9 +64,8 @@ LinearGrid::Chunk LinearGrid::chunk(const Cut& cut, int tiles, int index) const 
   };
   const int u = cut.by_tiles ? index % cut.unit_chunks : index / cut.tile_chunks;
   const int t = cut.by_tiles ? index / cut.unit_chunks : index % cut.tile_chunks;
-  const int first_tile = part(tiles, t, cut.tile_chunks), end_tile = part(tiles, t + 1, cut.tile_chunks);
-  return {part(num_units(), u, cut.unit_chunks), part(num_units(), u + 1, cut.unit_chunks), first_tile, end_tile,
-          cut.by_tiles ? first_tile : 0};
+  return {part(num_units(), u, cut.unit_chunks), part(num_units(), u + 1, cut.unit_chunks),
+          part(tiles, t, cut.tile_chunks), part(tiles, t + 1, cut.tile_chunks)};
 }
 
 Stretch LinearGrid::weights(const Cut& cut, int tiles, int first, int end) const {
@@ -76,8 +77,8 @@ Stretch LinearGrid::weights(const Cut& cut, int tiles, int first, int end) const
           reinterpret_cast<const char*>(to.panel + segments_[to.segment].unit_stride)};
 }
 
-void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int first, int end,
-                     float* y, size_t y_stride, const float* bias, bool add, bool in_cache) const {
+void LinearGrid::run(const Act& act, int rows, int first, int end, float* y, size_t y_stride, const float* bias,
+                     bool add, Reads reads) const {
   const int origin = units_[first].first;
   while (first < end) {
     const Unit& unit = units_[first];
@@ -89,10 +90,10 @@ void LinearGrid::run(const LinearKernels& kernels, const Act& act, int rows, int
       outputs += units_[first].outputs;
       next += panels_per_unit_ * segment.panel_bytes;
     }
-    kernels.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
-        {unit.panel, segment.panel_bytes, outputs, act, rows, y + (unit.first - origin),
-         y_stride, bias ? bias + unit.first : nullptr, add, kernels.few_rows_hint,
-         in_cache});
+    kernels_.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
+        {unit.panel, segment.panel_bytes, outputs, act, rows, y + (unit.first - origin), y_stride,
+         bias ? bias + unit.first : nullptr, add, kernels_.few_rows_hint, reads != Reads::First,
+         reads == Reads::AgainFetchingNext ? segment.unit_stride : 0});
   }
 }
 

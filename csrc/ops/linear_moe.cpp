@@ -23,8 +23,12 @@ struct Expert {
   std::shared_ptr<PackedWeight> down;
   LinearGrid gate, up, out;
 
-  Expert(std::shared_ptr<GatedWeight> g, std::shared_ptr<PackedWeight> d)
-      : gated(std::move(g)), down(std::move(d)), gate(gated->gate), up(gated->up), out(*down) {}
+  Expert(const LinearKernels& kernels, std::shared_ptr<GatedWeight> g, std::shared_ptr<PackedWeight> d)
+      : gated(std::move(g)),
+        down(std::move(d)),
+        gate(kernels, gated->gate),
+        up(kernels, gated->up),
+        out(kernels, *down) {}
 };
 
 // What the four ops share. Steps run one after the other, so one set of buffers is enough.
@@ -218,8 +222,8 @@ class MoeGated final : public MoeOp {
     alignas(64) float gate[kMaxTileRows * kGroup] = {}, up[kMaxTileRows * kGroup] = {};
     const Expert& expert = moe_->experts[tile.expert];
     const Act act = moe_->gathered.act().from_row(tile.r0);
-    expert.gate.run(moe_->kernels, act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, false);
-    expert.up.run(moe_->kernels, act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, false);
+    expert.gate.run(act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, LinearGrid::Reads::First);
+    expert.up.run(act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, LinearGrid::Reads::First);
     moe_->kernels.gate(moe_->spec.fn, gate, up, tile.rows * kGroup);
     for (int r = 0, count; r < tile.rows; r += count) {
       const Moe::Tile& to = down_tile(tile, tile.r0 + r);
@@ -251,8 +255,8 @@ class MoeDown final : public MoeOp {
     for (int m = 0; m < step.num_tokens; m++) std::fill_n(moe.out->row(m) + first, n, 0.0f);
     for (const Moe::Tile& tile : moe.down_tiles) {
       const Act act = moe.hidden.act().from_row(tile.r0);
-      moe.experts[tile.expert].out.run(moe.kernels, act, tile.rows, unit, unit + 1, y, kGroup, nullptr,
-                                       false, false);
+      moe.experts[tile.expert].out.run(act, tile.rows, unit, unit + 1, y, kGroup, nullptr, false,
+                                       LinearGrid::Reads::First);
       for (int r = 0; r < tile.rows; r++) {
         const int pair = tile.r0 + r;
         moe.kernels.add_scaled(moe.out->row(moe.row_of_pair[pair]) + first, y + r * kGroup,
@@ -289,7 +293,7 @@ std::vector<std::unique_ptr<Op>> make_moe(const KernelTable& table, std::shared_
                                           const MoeSpec& spec, std::shared_ptr<Rows> out) {
   check(*router_logits, act->act(), gated, down, spec, *out);
   std::vector<Expert> experts;
-  for (size_t e = 0; e < gated.size(); e++) experts.emplace_back(gated[e], down[e]);
+  for (size_t e = 0; e < gated.size(); e++) experts.emplace_back(*table.linear, gated[e], down[e]);
   const auto moe = std::make_shared<Moe>(table, spec, std::move(router_logits), std::move(act),
                                          std::move(out), std::move(experts));
   std::vector<std::unique_ptr<Op>> ops;

@@ -68,7 +68,7 @@ struct Product {
 
 constexpr float kCanary = 12345.0f;
 
-// All rows at once, tile by tile, as the op does it.
+// All rows at once, chunk by chunk, as the op does it.
 Product multiply(const KernelTable& table, const PackedWeight& weight, const float* x, int rows,
                  const float* bias, const float* before, bool reference, Report& report) {
   const int n = weight.n(), k = weight.k(), stride = n + 3;
@@ -78,11 +78,16 @@ Product multiply(const KernelTable& table, const PackedWeight& weight, const flo
   put_rows(table, x, rows, act);
   std::vector<float> y(static_cast<size_t>(rows) * stride, kCanary);
   for (int m = 0; before && m < rows; m++) std::memcpy(&y[m * stride], before + m * n, n * sizeof(float));
-  const LinearGrid grid(weight);
+  const LinearGrid grid(*table.linear, weight);
   const auto tiles = tiles_of(rows, table.linear->max_tile_rows[static_cast<int>(form)]);
-  for (const Tile& t : tiles) {
-    grid.run(*table.linear, act.from_row(t.r0), t.rows, 0, grid.num_units(), &y[t.r0 * stride],
-             static_cast<size_t>(stride), bias, before != nullptr, t.r0 > 0);
+  const int num_tiles = static_cast<int>(tiles.size());
+  const auto cut = grid.cut(rows, num_tiles);
+  for (int chunk = 0; chunk < cut.size(); chunk++) {
+    grid.for_each(cut, num_tiles, chunk, [&](int i, int first, int end, LinearGrid::Reads reads) {
+      const Tile& t = tiles[i];
+      grid.run(act.from_row(t.r0), t.rows, first, end, &y[t.r0 * stride + grid.unit_first(first)],
+               static_cast<size_t>(stride), bias, before != nullptr, reads);
+    });
   }
   Product product{rows, n, {}, {}, {}};
   for (int m = 0; m < rows; m++) {

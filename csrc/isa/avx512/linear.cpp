@@ -60,7 +60,9 @@ const LinearKernels kTable{
     gate,
     put_rows,
     add_scaled,
-    scale_and_shift};
+    scale_and_shift,
+    false,
+    {false, true, false}};
 }  // namespace
 extern const LinearKernels* const kLinearKernels;
 const LinearKernels* const kLinearKernels = &kTable;
