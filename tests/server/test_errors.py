@@ -452,6 +452,25 @@ def test_who_is_refused_is_not_tokenized(monkeypatch: pytest.MonkeyPatch) -> Non
         stream.close()
 
 
+def test_what_the_refused_sent_is_not_read() -> None:
+    """Not even parsed, while it would be refused anyway; the connection goes on."""
+    with live_server(max_num_queued_reqs=1) as server:
+        server.core.stall_after = 0
+        stream = server.open_stream(COMPLETIONS, {"prompt": "Once"})
+        server.wait_until(lambda: server.state.in_flight.queued_reqs == 1)
+        for path in (COMPLETIONS, CHAT, "/v1/embeddings"):
+            answer = server.send("POST", path, b"{no json", {"Content-Type": "text/plain"})
+            check(answer, 503, "server_overloaded", None, "service_unavailable_error")
+        assert server.post("/tokenize", {"prompt": "Once"}).status == 200
+        with server.connect() as sock:
+            head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
+            sock.sendall(head.format(COMPLETIONS, 1000).encode() + b"x" * 10)
+            assert sock.recv(65536).startswith(b"HTTP/1.1 503 ")
+            sock.sendall(b"x" * 990 + head.format("/detokenize", 2).encode() + b"{}")
+            assert sock.recv(65536).startswith(b"HTTP/1.1 4")
+        stream.close()
+
+
 def test_504() -> None:
     with live_server(request_timeout=0.3) as server:
         server.core.stall_after = 2

@@ -30,7 +30,6 @@ async def create_chat_completion(
 ) -> None:
     """Serve one request."""
     state.check_open()
-    state.in_flight.check_room()
     state.check_model(request.model)
     state.check_generates()
     check_chat_fields(request)

@@ -32,7 +32,6 @@ DEFAULT_MAX_TOKENS = 16
 async def create_completion(state: ServerState, call: HttpCall, request: CompletionRequest) -> None:
     """Serve one request."""
     state.check_open()
-    state.in_flight.check_room()
     state.check_model(request.model)
     state.check_generates()
     params = completion_params(state, request)

@@ -31,7 +31,6 @@ logger = logging.getLogger(__name__)
 async def create_embeddings(state: ServerState, call: HttpCall, request: EmbeddingRequest) -> None:
     """Serve one request."""
     state.check_open()
-    state.in_flight.check_room()
     state.check_model(request.model)
     if state.engine.info.pooler is None:
         raise ApiError(

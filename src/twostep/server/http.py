@@ -171,15 +171,28 @@ Handler = Callable[[HttpCall, T], Awaitable[None]]
 
 
 class JsonEndpoint(Generic[T]):
-    """An ASGI app: a JSON body in, whatever ``handle`` sends out."""
+    """An ASGI app: a JSON body in, whatever ``handle`` sends out.
 
-    def __init__(self, kind: type[T], handle: Handler[T], max_bytes: int) -> None:
+    ``check_room`` raises for those who would be turned away whatever they ask: in a crowd they must
+    cost next to nothing, so nobody reads what they sent.
+    """
+
+    def __init__(
+        self,
+        kind: type[T],
+        handle: Handler[T],
+        max_bytes: int,
+        check_room: Callable[[], None] | None = None,
+    ) -> None:
         self.kind = kind
         self._handle = handle
         self._max_bytes = max_bytes
+        self._check_room = check_room
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
+        if self._check_room is not None:
+            self._check_room()
         call = HttpCall(scope, receive, send)
         await call.check_client()
         _check_content_type(call)

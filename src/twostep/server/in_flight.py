@@ -81,8 +81,7 @@ class InFlight:
     def check_room(self, num_seqs: int = 1, num_tokens: int = 1) -> None:
         """Raise ApiError if there is no place for at least so many sequences and prompt tokens.
 
-        A request that is alone is never refused. Endpoints ask before they tokenize: in a crowd
-        whoever is refused must cost nothing.
+        A request that is alone is never refused.
         """
         most_reqs, most_tokens = self._max_queued_reqs, self._max_queued_tokens
         if self.queued_reqs:

@@ -59,6 +59,7 @@ def _generation(state: ServerState) -> list[Operation]:
             ChatCompletionResponse,
             "Answer a conversation",
             streams=True,
+            check_room=state.check_room,
         ),
         _post(
             state,
@@ -68,6 +69,7 @@ def _generation(state: ServerState) -> list[Operation]:
             CompletionResponse,
             "Continue a text",
             streams=True,
+            check_room=state.check_room,
         ),
         _post(
             state,
@@ -76,6 +78,7 @@ def _generation(state: ServerState) -> list[Operation]:
             EmbeddingRequest,
             EmbeddingResponse,
             "Vectors of texts",
+            check_room=state.check_room,
         ),
     ]
 
@@ -144,13 +147,14 @@ def _post(
     summary: str,
     *,
     streams: bool = False,
+    check_room: Callable[[], None] | None = None,
 ) -> Operation:
     most = state.settings.max_request_bytes
     return Operation(
         path=path,
         methods=("POST",),
         summary=summary,
-        app=JsonEndpoint(request, functools.partial(handle, state), most),
+        app=JsonEndpoint(request, functools.partial(handle, state), most, check_room),
         request=request,
         response=response,
         streams=streams,

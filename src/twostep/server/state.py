@@ -92,6 +92,11 @@ class ServerState:
         """The engine, whatever its health; None while it is loaded."""
         return self._engine
 
+    def check_room(self) -> None:
+        """Raise ApiError unless requests are taken and one more may wait."""
+        self.check_open()
+        self.in_flight.check_room()
+
     def check_open(self) -> None:
         """Raise ApiError unless requests are taken."""
         if self.status == "loading":
