@@ -3,7 +3,7 @@
     python -m benchmarks.manners [MODEL] [--check cuts slow overload overhead] [--json FILE]
 
 Starts ``twostep serve MODEL`` for each check. Limits are those the project promises; the exit code
-is 1 if one is broken. Takes some seven minutes; run it on a quiet machine.
+is 1 if one is broken. Takes some eight minutes; run it on a quiet machine.
 """
 
 from __future__ import annotations

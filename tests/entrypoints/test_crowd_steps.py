@@ -11,6 +11,7 @@ from twostep.entrypoints.engine_options import EngineOptions
 
 SMALL = (30, 576, 1536, 9, 3)  # SmolLM2-135M: 106 million multiplications a token in its layers
 BILLION = (16, 2048, 8192, 32, 8)  # Llama 3.2 1B: 973 million
+DEFAULTS = EngineOptions()
 
 
 def config(
@@ -36,9 +37,10 @@ def test_it_is_a_quarter_of_a_second_of_multiplications() -> None:
     assert crowd_step_tokens(config(*BILLION), 2) == 113
 
 
-def sized(shape: tuple[int, ...], **options: object) -> SchedulerConfig:
-    asked = EngineOptions(**options)  # type: ignore[arg-type]
-    return _size(config(*shape), asked, "bf16", None, 2)[0]
+def sized(
+    shape: tuple[int, int, int, int, int], options: EngineOptions = DEFAULTS
+) -> SchedulerConfig:
+    return _size(config(*shape), options, "bf16", None, 2)[0]
 
 
 def test_only_small_models_have_larger_steps_for_a_crowd() -> None:
@@ -51,12 +53,12 @@ def test_only_small_models_have_larger_steps_for_a_crowd() -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"max_num_batched_tokens": 256},
-        {"prefill_burst_tokens": 0},
-        {"scheduling_policy": "priority"},
+        EngineOptions(max_num_batched_tokens=256),
+        EngineOptions(prefill_burst_tokens=0),
+        EngineOptions(scheduling_policy="priority"),
     ],
 )
 def test_who_says_how_large_steps_are_or_has_no_crowds_gets_no_larger_ones(
-    options: dict[str, object],
+    options: EngineOptions,
 ) -> None:
-    assert sized(SMALL, **options).largest_step == 256
+    assert sized(SMALL, options).largest_step == 256

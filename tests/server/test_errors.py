@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 from typing import Any
 
@@ -462,12 +463,21 @@ def test_what_the_refused_sent_is_not_read() -> None:
             answer = server.send("POST", path, b"{no json", {"Content-Type": "text/plain"})
             check(answer, 503, "server_overloaded", None, "service_unavailable_error")
         assert server.post("/tokenize", {"prompt": "Once"}).status == 200
-        with server.connect() as sock:
-            head = "POST {} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {}\r\n\r\n"
-            sock.sendall(head.format(COMPLETIONS, 1000).encode() + b"x" * 10)
-            assert sock.recv(65536).startswith(b"HTTP/1.1 503 ")
-            sock.sendall(b"x" * 990 + head.format("/detokenize", 2).encode() + b"{}")
-            assert sock.recv(65536).startswith(b"HTTP/1.1 4")
+        # Answered while the body is still on its way; the next request follows on the connection.
+        slow = http.client.HTTPConnection("127.0.0.1", server.port, timeout=50)
+        slow.putrequest("POST", COMPLETIONS)
+        slow.putheader("Content-Length", "1000")
+        slow.endheaders(b"x" * 10)
+        sock = slow.sock
+        response = slow.getresponse()
+        assert response.status == 503
+        response.read()
+        slow.send(b"x" * 990)
+        as_json = {"Content-Type": "application/json"}
+        slow.request("POST", "/tokenize", b'{"prompt": "Once"}', as_json)
+        assert slow.getresponse().status == 200
+        assert slow.sock is sock
+        slow.close()
         stream.close()
 
 
