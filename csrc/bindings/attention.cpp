@@ -69,8 +69,9 @@ void bind_attention(nb::module_& m) {
         [](Plan& plan, const Device& d, std::shared_ptr<KVCache> cache, int layer,
            std::shared_ptr<Rows> qkv, std::shared_ptr<Rows> q_out, std::shared_ptr<RopeTable> table,
            int num_heads, float scale, float softcap, bool interleaved,
-           std::shared_ptr<Vector> q_norm, std::shared_ptr<Vector> k_norm, float norm_eps) {
-          RopeSpec spec{num_heads, scale, softcap, std::move(table), interleaved, q_norm, k_norm, norm_eps};
+           std::shared_ptr<Vector> q_norm, std::shared_ptr<Vector> k_norm, float norm_eps, bool may_sample) {
+          RopeSpec spec{num_heads, scale, softcap, std::move(table), interleaved, q_norm, k_norm, norm_eps,
+                        may_sample};
           auto rope = std::make_shared<Rope>(*d.table, std::move(cache), layer, std::move(qkv), std::move(spec));
           plan.add(make_rope_cache(rope, std::move(q_out)));
           return rope;
@@ -78,29 +79,29 @@ void bind_attention(nb::module_& m) {
         nb::arg("plan"), nb::arg("device"), nb::arg("cache"), nb::arg("layer"), nb::arg("qkv"),
         nb::arg("q_out").none(), nb::arg("rope"), nb::kw_only(), nb::arg("num_heads"), nb::arg("scale"),
         nb::arg("softcap") = 0.0f, nb::arg("interleaved") = false, nb::arg("q_norm").none() = nb::none(),
-        nb::arg("k_norm").none() = nb::none(), nb::arg("norm_eps") = 0.0f,
+        nb::arg("k_norm").none() = nb::none(), nb::arg("norm_eps") = 0.0f, nb::arg("may_sample") = false,
         "qkv [T, (num_heads + 2 * num_kv_heads) * head_dim] -> q_out [T, num_heads * head_dim]: norm\n"
         "each head of q and k where a weight is given, rotate, write k and v into the cache. q_out holds\n"
         "q times the attention scale, in the unit that add_attention's softmax works in. Without q_out,\n"
         "queries, and all of a step in which every request has one token, are left to the add_attention\n"
-        "that is given what this returns as its rope.");
+        "that is given what this returns as its rope. may_sample: that may be of the sampled tokens only.");
   m.def("add_attention",
         [](Plan& plan, const Device& d, std::shared_ptr<KVCache> cache, int layer,
            std::shared_ptr<Rows> q, int num_heads, int num_threads, std::shared_ptr<Rope> rope,
-           int sliding_window, float softcap, bool causal, std::shared_ptr<Rows> rows,
+           int sliding_window, float softcap, bool causal, RowSet queries, std::shared_ptr<Rows> rows,
            std::vector<std::shared_ptr<ActBuffer>> acts) {
           add_attention(plan, *d.table, std::move(cache), layer, std::move(q), std::move(rope),
-                        {num_heads, sliding_window, softcap, num_threads, causal}, std::move(rows),
+                        {num_heads, sliding_window, softcap, num_threads, causal, queries}, std::move(rows),
                         std::move(acts));
         },
         nb::arg("plan"), nb::arg("device"), nb::arg("cache"), nb::arg("layer"), nb::arg("q").none(),
         nb::kw_only(), nb::arg("num_heads"), nb::arg("num_threads"),
         nb::arg("rope").none() = nb::none(), nb::arg("sliding_window") = 0, nb::arg("softcap") = 0.0f,
-        nb::arg("causal") = true,
+        nb::arg("causal") = true, nb::arg("queries") = RowSet::Tokens,
         nb::arg("rows").none() = nb::none(), nb::arg("acts") = nb::list(),
         "Attention of q (as add_rope_cache leaves it, or None and rope) over the cache, into float32 rows and/or\n"
-        "activations [T, num_heads * head_dim]. num_threads is the stream's. Without the causal mask a\n"
-        "text must be in one step.");
+        "activations [T, num_heads * head_dim], or [S, ...] if the queries are the logits rows. num_threads is\n"
+        "the stream's. Without the causal mask a text must be in one step.");
 }
 
 }  // namespace twostep

@@ -123,13 +123,14 @@ void bind_linear(nb::module_& m) {
   m.def("add_moe", [](Plan& plan, const Device& d, std::shared_ptr<Rows> router_logits,
                       std::shared_ptr<ActBuffer> act, std::vector<std::shared_ptr<GatedWeight>> gated,
                       std::vector<std::shared_ptr<PackedWeight>> down, int top_k, bool norm_topk_prob,
-                      const std::string& activation, std::shared_ptr<Rows> out) {
-    const MoeSpec spec{top_k, norm_topk_prob, to_gate_fn(activation), out->max_rows};
+                      const std::string& activation, std::shared_ptr<Rows> out, RowSet set) {
+    const MoeSpec spec{top_k, norm_topk_prob, to_gate_fn(activation), out->max_rows, set};
     for (auto& op : make_moe(*d.table, router_logits, act, std::move(gated), std::move(down), spec, out)) {
       plan.add(std::move(op));
     }
   }, nb::arg("plan"), nb::arg("device"), nb::arg("router_logits"), nb::arg("act"), nb::arg("gated"),
-     nb::arg("down"), nb::arg("top_k"), nb::arg("norm_topk_prob"), nb::arg("activation"), nb::arg("out"));
+     nb::arg("down"), nb::arg("top_k"), nb::arg("norm_topk_prob"), nb::arg("activation"), nb::arg("out"),
+     nb::arg("set") = RowSet::Tokens);
 }
 
 }  // namespace twostep

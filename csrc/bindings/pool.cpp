@@ -17,9 +17,9 @@ void bind_pool(nb::module_& m) {
         return nb::ndarray<nb::numpy, float, nb::ndim<2>>(
             pooled->values.data(), {pooled->values.size() / width, width}, owner);
       }, "The vectors [S, width], float32; valid once the launch is complete.");
-  m.def("add_pool_rows", [](Plan& plan, std::shared_ptr<Rows> x, bool gather) {
-    plan.add(make_pool_rows(x, gather));
-  }, nb::arg("plan"), nb::arg("x"), nb::arg("gather"));
+  m.def("add_pool_rows", [](Plan& plan, std::shared_ptr<Rows> x) {
+    plan.add(make_pool_rows(x));
+  }, nb::arg("plan"), nb::arg("x"));
   m.def("add_pool_mean", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Rows> sums) {
     plan.add(make_pool_mean(*d.table, x, sums));
   }, nb::arg("plan"), nb::arg("device"), nb::arg("x"), nb::arg("sums"));

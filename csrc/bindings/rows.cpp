@@ -17,17 +17,19 @@ void bind_rows(nb::module_& m) {
 
   using Acts = std::vector<std::shared_ptr<ActBuffer>>;
   m.def("add_rms_norm", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
-                           float eps, RowSet set, bool gather, std::shared_ptr<Rows> rows, Acts acts) {
-    plan.add(make_rms_norm(*d.table, x, weight, eps, set, gather, rows, std::move(acts)));
+                           float eps, RowSet set, std::shared_ptr<Rows> rows, Acts acts) {
+    plan.add(make_rms_norm(*d.table, x, weight, eps, set, rows, std::move(acts)));
   }, nb::arg("plan"), nb::arg("device"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("set"),
-     nb::arg("gather"), nb::arg("rows").none(), nb::arg("acts"));
+     nb::arg("rows").none(), nb::arg("acts"));
   m.def("add_rms_norm_add", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
-                               float eps, std::shared_ptr<Rows> residual) {
-    plan.add(make_rms_norm_add(*d.table, x, weight, eps, residual));
-  });
-  m.def("add_add", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Rows> residual) {
-    plan.add(make_add(*d.table, x, residual));
-  });
+                               float eps, RowSet set, std::shared_ptr<Rows> residual) {
+    plan.add(make_rms_norm_add(*d.table, x, weight, eps, set, residual));
+  }, nb::arg("plan"), nb::arg("device"), nb::arg("x"), nb::arg("weight"), nb::arg("eps"), nb::arg("set"),
+     nb::arg("residual"));
+  m.def("add_add", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, std::shared_ptr<Rows> residual,
+                      RowSet set) {
+    plan.add(make_add(*d.table, x, set, residual));
+  }, nb::arg("plan"), nb::arg("device"), nb::arg("x"), nb::arg("residual"), nb::arg("set") = RowSet::Tokens);
   m.def("add_put_rows", [](Plan& plan, const Device& d, std::shared_ptr<Rows> x, RowSet set, Acts acts) {
     plan.add(make_put_rows(*d.table, x, set, std::move(acts)));
   });

@@ -26,7 +26,7 @@ struct Layer {
   std::shared_ptr<const AttentionScratch> scratch;
 
   // Whether tasks write the KV of their tokens.
-  bool writes(const Step& step) const { return rope && step.has_lone_tokens; }
+  bool writes(const Step& step) const { return rope && rope->leaves_writes(step); }
 
   // Divides by the sums and writes a tile's heads to where they are wanted.
   void finish(const Step& step, const AttentionTask& task, const AttentionPartial& total,
@@ -35,10 +35,10 @@ struct Layer {
     const int column = task.kv_head * shape.group * cache->head_dim;
     cache->kernels.finish(total, task.num_tokens * rows_of_token, cache->head_dim, out);
     for (int i = 0; i < task.num_tokens; i++, out += width) {
-      const int m = task.token + i;
+      const int m = task.row + i;
       if (rows) std::copy_n(out, width, rows->row(m) + column);
       for (const auto& act : acts) {
-        const auto& tile = step.tiles_of(RowSet::Tokens, act->act().form).of_row(m);
+        const auto& tile = step.tiles_of(shape.queries, act->act().form).of_row(m);
         cache->kernels.put_groups(out, column / kGroup, width / kGroup, act->act(), tile.r0,
                                   tile.rows, m);
       }
@@ -192,6 +192,7 @@ void check_arguments(const KernelTable& table, const KVCache& cache, int layer, 
   check(spec.sliding_window >= 0 && spec.softcap >= 0 && spec.num_threads > 0,
         "sliding_window, softcap or num_threads is out of range");
   check(spec.causal || spec.sliding_window == 0, "a window needs a causal mask");
+  check(!rope || spec.queries == RowSet::Tokens || rope->may_sample(), "rope is for an attention of all tokens");
 }
 
 }  // namespace
@@ -209,7 +210,7 @@ void add_attention(Plan& plan, const KernelTable& table, std::shared_ptr<KVCache
   ops->spec = spec;
   ops->shape = {cache->num_kv_heads, heads_together(cache->num_kv_heads, tile_tokens), group,
                 spec.sliding_window, tile_tokens, spec.num_threads, cache->num_blocks,
-                AttentionScratch::kPartialRows, spec.causal};
+                AttentionScratch::kPartialRows, spec.causal, spec.queries};
   ops->scratch = cache->scratch(spec.num_threads, tile_tokens * group);
   // Where a tile's heads end within a group of 32, another tile would have to write the rest of it.
   const bool whole_groups = group * cache->head_dim % kGroup == 0;
@@ -222,7 +223,7 @@ void add_attention(Plan& plan, const KernelTable& table, std::shared_ptr<KVCache
   plan.add(std::make_unique<Attention>(ops));
   plan.add(std::make_unique<AttentionMerge>(ops));
   if (!whole_groups && !acts.empty()) {
-    plan.add(make_put_rows(table, rows, RowSet::Tokens, std::move(acts)));
+    plan.add(make_put_rows(table, rows, spec.queries, std::move(acts)));
   }
 }
 

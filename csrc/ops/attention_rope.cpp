@@ -29,7 +29,7 @@ class RopeCache final : public Op {
   int num_chunks(const Step& step) const override {
     rope_->check_positions(step);
     if (rope_->layer() == 0) rope_->cache().expect(step.block_ids);
-    if (!q_out_ && step.has_lone_tokens) return 0;
+    if (!q_out_ && rope_->leaves_writes(step)) return 0;
     return RowChunks(step.num_tokens).count();
   }
 

@@ -19,6 +19,7 @@ struct RopeSpec {
   std::shared_ptr<Vector> q_norm;  // [head_dim] or null: RMSNorm of each head before the rotation
   std::shared_ptr<Vector> k_norm;
   float norm_eps = 0;
+  bool may_sample = false;         // only the sampled tokens may attend
 };
 
 class Rope {
@@ -33,6 +34,10 @@ class Rope {
   // k and v of KV head h of token t into the cache, unless they are there already. Throws
   // std::out_of_range for a block outside it.
   void store(const Step&, int t, int h) const;
+  // Whether the step's keys and values are written by the attention that reads them.
+  bool leaves_writes(const Step& step) const {
+    return step.has_lone_tokens && (!spec_.may_sample || step.samples_all);
+  }
   // Fetches what `store` writes to for all KV heads.
   void fetch(const Step&, int t) const;
 
@@ -40,6 +45,7 @@ class Rope {
   int layer() const { return layer_; }
   int num_heads() const { return spec_.num_heads; }
   int max_rows() const { return qkv_->max_rows; }
+  bool may_sample() const { return spec_.may_sample; }
 
  private:
   RopeArgs args(const Step&, int t, float scale) const;

@@ -14,7 +14,7 @@ namespace {
 constexpr int kTasksPerThread = 4;
 
 struct Tile {
-  int req, token, num_tokens;
+  int req, token, row, num_tokens;
   AttentionSpan span;
   int64_t cost;  // of one KV head: rows * positions
 
@@ -47,18 +47,33 @@ void check_whole_texts(const Step& step) {
   }
 }
 
+// How many logits rows from s on, at most `most`, are tokens of one request that follow each other.
+int sampled_run(const Step& step, int s, int most) {
+  int count = 1;
+  while (count < most && s + count < step.num_logits && step.logits_reqs[s + count] == step.logits_reqs[s] &&
+         step.logits_indices[s + count] == step.logits_indices[s] + count) {
+    count++;
+  }
+  return count;
+}
+
 std::vector<Tile> cut_tiles(const Step& step, const AttentionShape& shape) {
   std::vector<Tile> tiles;
+  const auto add = [&](int req, int token, int row, int num_tokens) {
+    const AttentionSpan span = tile_span(step, shape, req, token, num_tokens);
+    tiles.push_back({req, token, row, num_tokens, span, int64_t{num_tokens} * shape.group * span.positions});
+  };
+  if (shape.queries == RowSet::Logits) {
+    for (int s = 0, count; s < step.num_logits; s += count) {
+      count = sampled_run(step, s, shape.tile_tokens);
+      add(step.logits_reqs[s], step.logits_indices[s], s, count);
+    }
+    return tiles;
+  }
   for (int r = 0; r < step.num_reqs; r++) {
     const int end = step.query_start_loc[r + 1];
     for (int t = step.query_start_loc[r]; t < end; t += shape.tile_tokens) {
-      Tile tile;
-      tile.req = r;
-      tile.token = t;
-      tile.num_tokens = std::min(shape.tile_tokens, end - t);
-      tile.span = tile_span(step, shape, r, t, tile.num_tokens);
-      tile.cost = int64_t{tile.num_tokens} * shape.group * tile.span.positions;
-      tiles.push_back(tile);
+      add(r, t, t, std::min(shape.tile_tokens, end - t));
     }
   }
   return tiles;
@@ -79,7 +94,7 @@ void add_tasks(AttentionWork& work, const Tile& tile, int h, int num_heads, int6
   const int64_t cost = tile.cost * num_heads;
   int parts = static_cast<int>(std::min<int64_t>((cost + target - 1) / target, segments));
   if (shape.num_threads == 1 || free_row + rows_needed > shape.partial_rows) parts = 1;
-  AttentionTask task{tile.req, tile.token, tile.num_tokens, h, num_heads,
+  AttentionTask task{tile.req, tile.token, tile.row, tile.num_tokens, h, num_heads,
                      tile.span.segment_begin, tile.span.segment_end, -1, cost};
   if (parts == 1) {
     work.tasks.push_back(task);

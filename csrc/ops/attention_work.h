@@ -19,12 +19,14 @@ struct AttentionShape {
   int num_blocks;     // of the cache
   int partial_rows;   // room for partial results
   bool causal;        // false: every token sees the whole text
+  RowSet queries;     // the tokens that attend: all, or the sampled ones
 
   bool operator==(const AttentionShape& o) const {
     return num_kv_heads == o.num_kv_heads && heads_together == o.heads_together && group == o.group &&
            window == o.window &&
            tile_tokens == o.tile_tokens && num_threads == o.num_threads &&
-           num_blocks == o.num_blocks && partial_rows == o.partial_rows && causal == o.causal;
+           num_blocks == o.num_blocks && partial_rows == o.partial_rows && causal == o.causal &&
+           queries == o.queries;
   }
 };
 
@@ -33,6 +35,7 @@ struct AttentionShape {
 struct AttentionTask {
   int req;
   int token;               // first, in the flat batch
+  int row;                 // first, of the queries' row set
   int num_tokens;
   int kv_head, num_heads;  // the first, and how many
   int segment_begin, segment_end;

@@ -34,7 +34,7 @@ std::unique_ptr<Op> make_embed(std::shared_ptr<TokenTable> tokens,
                                std::shared_ptr<PackedWeight> weight, float scale,
                                std::shared_ptr<Rows> out);
 
-// Mixture of experts: softmax over router_logits [T, E], the best top_k of them (ties: the lower
+// Mixture of experts over the rows of a set: softmax over router_logits [T, E], the best top_k of them (ties: the lower
 // id), and out = sum over those experts, in ascending order, of
 //     weight * (fn(act W_gate^T) * (act W_up^T)) W_down^T
 // with weights that sum to 1 if `norm_topk_prob`. `max_rows` is the largest T.
@@ -43,6 +43,7 @@ struct MoeSpec {
   bool norm_topk_prob;
   GateFn fn;
   int max_rows;
+  RowSet set = RowSet::Tokens;
 };
 std::vector<std::unique_ptr<Op>> make_moe(const KernelTable&, std::shared_ptr<Rows> router_logits,
                                           std::shared_ptr<ActBuffer> act,

@@ -75,6 +75,7 @@ class MoeOp : public Op {
   explicit MoeOp(std::shared_ptr<Moe> moe) : moe_(std::move(moe)) {}
 
  protected:
+  int rows(const Step& step) const { return step.num_rows(moe_->spec.set); }
   static int part(int total, int i, int n) {
     return static_cast<int>(static_cast<int64_t>(total) * i / n);
   }
@@ -86,11 +87,11 @@ class MoeRoute final : public MoeOp {
   using MoeOp::MoeOp;
   const char* name() const override { return "moe_route"; }
   int num_chunks(const Step& step) const override {
-    if (step.num_tokens > moe_->spec.max_rows) throw std::invalid_argument("moe: too many rows");
-    return (step.num_tokens + kRowsPerChunk - 1) / kRowsPerChunk;
+    if (rows(step) > moe_->spec.max_rows) throw std::invalid_argument("moe: too many rows");
+    return (rows(step) + kRowsPerChunk - 1) / kRowsPerChunk;
   }
   void run(const Step& step, int chunk, int) const override {
-    const int end = std::min(step.num_tokens, (chunk + 1) * kRowsPerChunk);
+    const int end = std::min(rows(step), (chunk + 1) * kRowsPerChunk);
     std::vector<int32_t> order(moe_->num_experts());
     for (int m = chunk * kRowsPerChunk; m < end; m++) route(m, order);
   }
@@ -129,10 +130,10 @@ class MoeSort final : public MoeOp {
  public:
   using MoeOp::MoeOp;
   const char* name() const override { return "moe_sort"; }
-  int num_chunks(const Step& step) const override { return step.num_tokens > 0 ? 1 : 0; }
+  int num_chunks(const Step& step) const override { return rows(step) > 0 ? 1 : 0; }
   void run(const Step& step, int, int) const override {
     Moe& moe = *moe_;
-    const int pairs = step.num_tokens * moe.spec.top_k;
+    const int pairs = rows(step) * moe.spec.top_k;
     std::vector<int> starts(moe.num_experts() + 1);
     for (int i = 0; i < pairs; i++) starts[moe.expert_of[i] + 1]++;
     std::partial_sum(starts.begin(), starts.end(), starts.begin());
@@ -163,7 +164,7 @@ class MoeGather final : public MoeOp {
   using MoeOp::MoeOp;
   const char* name() const override { return "moe_gather"; }
   int num_chunks(const Step& step) const override {
-    return (step.num_tokens * moe_->spec.top_k + kRowsPerChunk - 1) / kRowsPerChunk;
+    return (rows(step) * moe_->spec.top_k + kRowsPerChunk - 1) / kRowsPerChunk;
   }
   void run(const Step& step, int chunk, int) const override {
     const int n = num_chunks(step), tiles = static_cast<int>(moe_->in_tiles.size());
@@ -177,7 +178,7 @@ class MoeGather final : public MoeOp {
   void gather(const Step& step, const Moe::Tile& tile, int pair) const {
     const Act &from = moe_->act->act(), &to = moe_->gathered.act();
     const int m = moe_->row_of_pair[pair];
-    const auto& source = step.tiles_of(RowSet::Tokens, from.form).of_row(m);
+    const auto& source = step.tiles_of(moe_->spec.set, from.form).of_row(m);
     for (int g = 0; g < from.groups; g++) {
       copy_slot(from, from.slot(source.r0, source.rows, m, g), to, to.slot(tile.r0, tile.rows, pair, g));
     }
@@ -207,7 +208,7 @@ class MoeGated final : public MoeOp {
   const char* name() const override { return "moe_gated"; }
   int num_chunks(const Step& step) const override {
     const auto units = static_cast<int64_t>(moe_->experts[0].gate.num_units());
-    return static_cast<int>(std::min<int64_t>(256, step.num_tokens * moe_->spec.top_k * units));
+    return static_cast<int>(std::min<int64_t>(256, rows(step) * moe_->spec.top_k * units));
   }
   void run(const Step& step, int chunk, int) const override {
     const int n = num_chunks(step), units = moe_->experts[0].gate.num_units();
@@ -246,13 +247,13 @@ class MoeDown final : public MoeOp {
   using MoeOp::MoeOp;
   const char* name() const override { return "moe_down"; }
   int num_chunks(const Step& step) const override {
-    return step.num_tokens > 0 ? moe_->experts[0].out.num_units() : 0;
+    return rows(step) > 0 ? moe_->experts[0].out.num_units() : 0;
   }
   void run(const Step& step, int unit, int) const override {
     alignas(64) float y[kMaxTileRows * kGroup];
     const Moe& moe = *moe_;
     const int first = moe.experts[0].out.unit_first(unit), n = moe.experts[0].out.unit_outputs(unit);
-    for (int m = 0; m < step.num_tokens; m++) std::fill_n(moe.out->row(m) + first, n, 0.0f);
+    for (int m = 0; m < rows(step); m++) std::fill_n(moe.out->row(m) + first, n, 0.0f);
     for (const Moe::Tile& tile : moe.down_tiles) {
       const Act act = moe.hidden.act().from_row(tile.r0);
       moe.experts[tile.expert].out.run(act, tile.rows, unit, unit + 1, y, kGroup, nullptr, false,

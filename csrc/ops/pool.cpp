@@ -18,20 +18,18 @@ PooledStep& target(const Step& step, int width) {
 
 class PoolRows final : public Op {
  public:
-  PoolRows(std::shared_ptr<Rows> x, bool gather) : x_(std::move(x)), gather_(gather) {}
+  explicit PoolRows(std::shared_ptr<Rows> x) : x_(std::move(x)) {}
   const char* name() const override { return "pool_rows"; }
   int num_chunks(const Step& step) const override {
     target(step, x_->width);
     return step.num_logits;
   }
   void run(const Step& step, int s, int) const override {
-    const float* x = x_->row(gather_ ? step.logits_indices[s] : s);
-    std::copy_n(x, x_->width, step.pooled->row(s));
+    std::copy_n(x_->row(s), x_->width, step.pooled->row(s));
   }
 
  private:
   const std::shared_ptr<Rows> x_;
-  const bool gather_;
 };
 
 // One chunk a request.
@@ -69,8 +67,8 @@ class PoolMean final : public Op {
 
 }  // namespace
 
-std::unique_ptr<Op> make_pool_rows(std::shared_ptr<Rows> x, bool gather) {
-  return std::make_unique<PoolRows>(std::move(x), gather);
+std::unique_ptr<Op> make_pool_rows(std::shared_ptr<Rows> x) {
+  return std::make_unique<PoolRows>(std::move(x));
 }
 
 std::unique_ptr<Op> make_pool_mean(const KernelTable& table, std::shared_ptr<Rows> x,

@@ -18,8 +18,8 @@ struct PooledStep {
   float* row(int s) { return values.data() + static_cast<size_t>(s) * width; }
 };
 
-// Vector s is row s of `x`, or with `gather` row logits_indices[s].
-std::unique_ptr<Op> make_pool_rows(std::shared_ptr<Rows> x, bool gather);
+// Vector s is row s of `x`.
+std::unique_ptr<Op> make_pool_rows(std::shared_ptr<Rows> x);
 
 // Vector s is the mean of all rows of its request, x of earlier steps included: a request that starts
 // at position 0 starts its sum anew. `sums` [permanent rows, width] keeps the sums between steps. Rows

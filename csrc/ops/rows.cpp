@@ -43,13 +43,12 @@ class RowOp : public Op {
 class RmsNorm final : public RowOp {
  public:
   RmsNorm(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
-          float eps, RowSet set, bool gather, std::shared_ptr<Rows> rows, Acts acts)
+          float eps, RowSet set, std::shared_ptr<Rows> rows, Acts acts)
       : RowOp(set, std::move(acts)),
         kernels_(*table.rows),
         x_(std::move(x)),
         weight_(std::move(weight)),
         eps_(eps),
-        gather_(gather),
         rows_(std::move(rows)) {
     if (weight_->size != x_->width) throw std::invalid_argument("rms_norm: weight and row differ in width");
   }
@@ -58,7 +57,7 @@ class RmsNorm final : public RowOp {
     if (acts_.empty()) return RowOp::run(step, chunk, worker);
     const Tiles::Tile& tile = tiles(step).tiles[chunk];
     const float* x[kMaxTileRows];
-    for (int r = 0; r < tile.rows; r++) x[r] = source(step, tile.r0 + r);
+    for (int r = 0; r < tile.rows; r++) x[r] = x_->row(tile.r0 + r);
     for (const auto& act : acts_) {
       step.tiles_of(set_, act->act().form).for_each(tile, [&](const Tiles::Tile& to, int m, int count) {
         kernels_.rms_norm_act(args(nullptr), x + (m - tile.r0), count, act->act(), to.r0, to.rows, m);
@@ -66,27 +65,25 @@ class RmsNorm final : public RowOp {
     }
     if (rows_) RowOp::run(step, chunk, worker);
   }
-  void row(const Step& step, int m) const override {
-    kernels_.rms_norm(args(source(step, m)), rows_->row(m));
+  void row(const Step&, int m) const override {
+    kernels_.rms_norm(args(x_->row(m)), rows_->row(m));
   }
 
  private:
-  const float* source(const Step& step, int m) const { return x_->row(gather_ ? step.logits_indices[m] : m); }
   RmsNormArgs args(const float* x) const { return {x, weight_->data, x_->width, eps_}; }
 
   const RowKernels& kernels_;
   std::shared_ptr<Rows> x_;
   std::shared_ptr<Vector> weight_;
   float eps_;
-  bool gather_;
   std::shared_ptr<Rows> rows_;
 };
 
 class RmsNormAdd final : public RowOp {
  public:
   RmsNormAdd(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Vector> weight,
-             float eps, std::shared_ptr<Rows> residual)
-      : RowOp(RowSet::Tokens),
+             float eps, RowSet set, std::shared_ptr<Rows> residual)
+      : RowOp(set),
         kernels_(*table.rows),
         x_(std::move(x)),
         weight_(std::move(weight)),
@@ -107,8 +104,8 @@ class RmsNormAdd final : public RowOp {
 
 class Add final : public RowOp {
  public:
-  Add(const KernelTable& table, std::shared_ptr<Rows> x, std::shared_ptr<Rows> residual)
-      : RowOp(RowSet::Tokens), kernels_(*table.rows), x_(std::move(x)), residual_(std::move(residual)) {}
+  Add(const KernelTable& table, std::shared_ptr<Rows> x, RowSet set, std::shared_ptr<Rows> residual)
+      : RowOp(set), kernels_(*table.rows), x_(std::move(x)), residual_(std::move(residual)) {}
   const char* name() const override { return "add"; }
   void row(const Step&, int m) const override {
     kernels_.add(residual_->row(m), x_->row(m), x_->width);
@@ -248,23 +245,22 @@ class ApplyStaged final : public Op {
 }  // namespace
 
 std::unique_ptr<Op> make_rms_norm(const KernelTable& table, std::shared_ptr<Rows> x,
-                                  std::shared_ptr<Vector> weight, float eps, RowSet set, bool gather,
-                                  std::shared_ptr<Rows> rows,
-                                  Acts acts) {
-  return std::make_unique<RmsNorm>(table, std::move(x), std::move(weight), eps, set, gather,
-                                   std::move(rows), std::move(acts));
+                                  std::shared_ptr<Vector> weight, float eps, RowSet set,
+                                  std::shared_ptr<Rows> rows, Acts acts) {
+  return std::make_unique<RmsNorm>(table, std::move(x), std::move(weight), eps, set, std::move(rows),
+                                   std::move(acts));
 }
 
 std::unique_ptr<Op> make_rms_norm_add(const KernelTable& table, std::shared_ptr<Rows> x,
-                                      std::shared_ptr<Vector> weight, float eps,
+                                      std::shared_ptr<Vector> weight, float eps, RowSet set,
                                       std::shared_ptr<Rows> residual) {
-  return std::make_unique<RmsNormAdd>(table, std::move(x), std::move(weight), eps,
+  return std::make_unique<RmsNormAdd>(table, std::move(x), std::move(weight), eps, set,
                                       std::move(residual));
 }
 
-std::unique_ptr<Op> make_add(const KernelTable& table, std::shared_ptr<Rows> x,
+std::unique_ptr<Op> make_add(const KernelTable& table, std::shared_ptr<Rows> x, RowSet set,
                              std::shared_ptr<Rows> residual) {
-  return std::make_unique<Add>(table, std::move(x), std::move(residual));
+  return std::make_unique<Add>(table, std::move(x), set, std::move(residual));
 }
 
 std::unique_ptr<Op> make_put_rows(const KernelTable& table, std::shared_ptr<Rows> x, RowSet set,

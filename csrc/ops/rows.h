@@ -17,17 +17,16 @@ struct Vector {
 };
 
 // y = rms_norm(x) * weight. Writes what is not null: `rows` (float32) and up to two activations.
-// Where x has more rows than `set` (gather), `set` is Logits and row m reads x.row(logits_indices[m]).
 std::unique_ptr<Op> make_rms_norm(const KernelTable&, std::shared_ptr<Rows> x,
-                                  std::shared_ptr<Vector> weight, float eps, RowSet set, bool gather,
+                                  std::shared_ptr<Vector> weight, float eps, RowSet set,
                                   std::shared_ptr<Rows> rows,
                                   std::vector<std::shared_ptr<ActBuffer>> acts);
 // residual += rms_norm(x) * weight
 std::unique_ptr<Op> make_rms_norm_add(const KernelTable&, std::shared_ptr<Rows> x,
-                                      std::shared_ptr<Vector> weight, float eps,
+                                      std::shared_ptr<Vector> weight, float eps, RowSet set,
                                       std::shared_ptr<Rows> residual);
 // residual += x
-std::unique_ptr<Op> make_add(const KernelTable&, std::shared_ptr<Rows> x,
+std::unique_ptr<Op> make_add(const KernelTable&, std::shared_ptr<Rows> x, RowSet set,
                              std::shared_ptr<Rows> residual);
 // Activations of plain rows.
 std::unique_ptr<Op> make_put_rows(const KernelTable&, std::shared_ptr<Rows> x, RowSet set,

@@ -38,6 +38,8 @@ void Step::derive(const int max_rows[kNumActForms]) {
       req_of_token[t] = r;
     }
   }
+  samples_all = num_logits == num_tokens;
+  for (int s = 0; s < num_logits; s++) samples_all = samples_all && logits_indices[s] == s;
   for (int f = 0; f < kNumActForms; f++) {
     tiles[0][f].build(num_tokens, max_rows[f]);
     tiles[1][f].build(num_logits, max_rows[f]);

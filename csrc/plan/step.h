@@ -66,6 +66,7 @@ struct Step {
   std::vector<int32_t> positions;    // [T]
   std::vector<int32_t> req_of_token; // [T]
   bool has_lone_tokens = false;      // every request has one token
+  bool samples_all = false;          // the logits rows are the tokens, in their order
   Tiles tiles[2][kNumActForms];      // [RowSet][ActForm]
   // Derived by attention when it is launched, once for all layers of a kind.
   mutable std::mutex attention_mutex;

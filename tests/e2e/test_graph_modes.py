@@ -62,16 +62,18 @@ def test_same_bytes(model: Path) -> None:
 
 
 def test_cuts(model: Path) -> None:
-    """Every op once and in order, attention on its own."""
+    """Every op once and in order, attention on its own; the last layer's is with the logits."""
     with LLM(model, max_model_len=128, max_num_seqs=2) as llm:
         cpu_model = runner_of(llm)._model
         names = cpu_model.forward_plan.op_names()
         ops = [part.op_names() for part in cpu_model.forward_ops()]
         pieces = [part.op_names() for part in cpu_model.forward_pieces()]
         num_layers = llm._engine.config.num_layers
+        behind = cpu_model.logits_plan.op_names()
     assert ops == [[name] for name in names]
     assert [name for piece in pieces for name in piece] == names
-    assert len(pieces) == 2 * num_layers + 1
+    assert len(pieces) == 2 * num_layers - 1
+    assert behind[:2] == ["gather", "attention"]
     for number, piece in enumerate(pieces):
         assert {name.startswith("attention") for name in piece} == {number % 2 == 1}
 

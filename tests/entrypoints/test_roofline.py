@@ -23,6 +23,8 @@ Capture = pytest.CaptureFixture[str]
 # The tiny Llama: hidden 64, inner 96, 2 layers, 4 heads and 2 KV heads of 16; see tiny_models.
 QKV, OUT, MLP = 64 * (64 + 32 + 32), 64 * 64, 3 * 64 * 96
 LAYERS = 2 * (QKV + OUT + MLP)
+FOR_ALL = LAYERS - (OUT + MLP)
+"""What every token goes through; behind the last layer's keys only sampled tokens go on."""
 
 
 def work_of(path: Path, **options: Any) -> tuple[ModelWork, int]:
@@ -47,10 +49,12 @@ def test_prefill_reads_the_weights_once_a_step(tmp_path: Path) -> None:
     kv = 2 * 2 * 2 * 16 * 2
     whole, cut = work.prefill(32, budget=32), work.prefill(32, budget=8)
     assert whole.num_bytes == (LAYERS + vocab * 64) * 34 / 32 + 32 * kv
-    assert cut.num_bytes == (4 * LAYERS + vocab * 64) * 34 / 32 + (8 + 16 + 24 + 32) * kv
-    assert whole.operations["int8"] == cut.operations["int8"] == 2 * (32 * LAYERS + vocab * 64)
-    pairs = 32 * 33 // 2
-    assert whole.operations["fp32"] == cut.operations["fp32"] == 2 * 4 * 4 * 16 * pairs
+    matrices = 3 * FOR_ALL + LAYERS + vocab * 64
+    assert cut.num_bytes == matrices * 34 / 32 + (8 + 16 + 24) * kv // 2 + 32 * kv
+    once = OUT + MLP + vocab * 64
+    assert whole.operations["int8"] == cut.operations["int8"] == 2 * (32 * FOR_ALL + once)
+    pairs = 32 * 33 // 2 + 32  # of the first layer, and of the last token in the last
+    assert whole.operations["fp32"] == cut.operations["fp32"] == 4 * 4 * 16 * pairs
 
 
 def test_kinds_of_arithmetic(tmp_path: Path) -> None:

@@ -30,9 +30,12 @@ def reference_hidden(path: Path, ids: list[int], blocks: list[int]) -> np.ndarra
         num_blocks=40,
     )
     batch = ReferenceBatch.of([(ids, 0, blocks)])
-    hidden: np.ndarray = model.final_states(ops, model.forward(ops, batch))
+    carried = model.forward(ops, batch)
+    hidden: np.ndarray = model.final_states(ops, carried, batch, sampled=False)
+    last = model.final_states(ops, carried, batch, sampled=True)
+    np.testing.assert_array_equal(last, hidden[-1:])
     with pytest.raises(UnsupportedModelError, match="no logits"):
-        model.compute_logits(ops, hidden, batch)
+        model.compute_logits(ops, carried, batch)
     return hidden
 
 

@@ -146,21 +146,23 @@ def test_positions_are_those_of_each_request(isa: str) -> None:
         run(plan, make_step(device, [1], computed=[30]))
 
 
-@pytest.mark.parametrize("gather", [True, False])
-def test_pooled_rows(gather: bool) -> None:
+def test_pooled_rows() -> None:
     x = np.arange(60, dtype=np.float32).reshape(12, 5)
-    device, plan, rows = native.make_device(), native.Plan(), native.Rows(5, 12)
-    native.add_pool_rows(plan, rows, gather)
+    device, plan, rows, sampled = (
+        native.make_device(), native.Plan(), native.Rows(5, 12), native.Rows(5, 2)
+    )  # fmt: skip
+    native.add_gather(plan, rows, sampled)
+    native.add_pool_rows(plan, sampled)
     fill(rows, x)
     step = make_step(device, [5, 7], logits=[(4, 0), (11, 1)])
     pooled = native.PooledStep(step, 5)
     run(plan, step)
-    np.testing.assert_array_equal(pooled.numpy(), x[[4, 11]] if gather else x[:2])
+    np.testing.assert_array_equal(pooled.numpy(), x[[4, 11]])
 
 
 def test_a_step_without_a_place_for_vectors_is_refused() -> None:
     device, plan, rows = native.make_device(), native.Plan(), native.Rows(5, 12)
-    native.add_pool_rows(plan, rows, True)
+    native.add_pool_rows(plan, rows)
     with pytest.raises(ValueError, match="no place for vectors"):
         run(plan, make_step(device, [5], logits=[(4, 0)]))
 

@@ -66,7 +66,7 @@ def test_ops_of_one_chunk_ride_behind_the_op_before_them(threads: int, joins: bo
     native.add_gather(plan, x, once)  # the first op has none to ride behind
     native.add_add(plan, device, x, x)
     native.add_gather(plan, x, twice)
-    native.add_rms_norm(plan, device, twice, ones, 0.0, native.RowSet.Logits, False, once, [])
+    native.add_rms_norm(plan, device, twice, ones, 0.0, native.RowSet.Logits, once, [])
     native.add_add(plan, device, x, x)
     stream = native.Stream(threads, joins)
     stream.set_profile(True)

@@ -65,7 +65,8 @@ class _Matrix(msgspec.Struct, frozen=True, kw_only=True):
     num_bytes: int
     num_weights: int
     kind: str
-    is_output: bool
+    is_sampled: bool
+    """Whether only sampled rows meet it."""
     is_expert: bool
 
 
@@ -117,14 +118,14 @@ class ModelWork:
         """``requests``: (tokens computed before, tokens of this step)."""
         num_bytes, operations = 0.0, Operations()
         for matrix in self._matrices:
-            rows = num_logits if matrix.is_output else num_tokens
+            rows = num_logits if matrix.is_sampled else num_tokens
             if rows == 0:
                 continue
             read, used = self._expert_shares(num_tokens) if matrix.is_expert else (1.0, 1.0)
             num_bytes += read * matrix.num_bytes
             count = 2.0 * rows * used * matrix.num_weights
             operations[matrix.kind] = operations.get(matrix.kind, 0.0) + count
-        kv_bytes, kv_operations = self._attention(requests)
+        kv_bytes, kv_operations = self._attention(requests, num_logits)
         operations[self._attention_kind] = operations.get(self._attention_kind, 0) + kv_operations
         return Work(num_bytes=num_bytes + kv_bytes, operations=operations)
 
@@ -133,20 +134,31 @@ class ModelWork:
         share = self._config.num_experts_per_token / self._config.num_experts
         return 1 - (1 - share) ** num_tokens, share
 
-    def _attention(self, requests: list[tuple[int, int]]) -> tuple[float, float]:
-        """Bytes of keys and values read, and operations, over all layers."""
+    def _attention(self, requests: list[tuple[int, int]], num_logits: int) -> tuple[float, float]:
+        """Bytes of keys and values read, and operations, over all layers.
+
+        In the last one only the logits rows attend: the last token of all requests, or none.
+        """
         import numpy as np
 
         computed = np.array([before for before, _ in requests], dtype=np.int64)
         scheduled = np.array([count for _, count in requests], dtype=np.int64)
+        one = np.ones_like(scheduled)
+        keys_before_last = computed + scheduled - one
         num_bytes = operations = 0.0
         for window, layers in self._facts.windows.items():
             pairs = int(visible_pairs(computed, scheduled, window).sum())
             keys = computed + scheduled
             if window is not None:
                 keys = np.minimum(keys, scheduled + (window - 1))
-            operations += layers * self._facts.flops_per_pair * pairs
-            num_bytes += layers * self._facts.kv_bytes_per_layer * int(keys.sum())
+            flops, kv_bytes = self._facts.flops_per_pair, self._facts.kv_bytes_per_layer
+            if window == self._config.layers[-1].sliding_window:
+                layers -= 1
+                if num_logits:
+                    operations += flops * int(visible_pairs(keys_before_last, one, window).sum())
+                    num_bytes += kv_bytes * int(keys.sum())
+            operations += layers * flops * pairs
+            num_bytes += layers * kv_bytes * int(keys.sum())
         return num_bytes, operations
 
 
@@ -155,6 +167,12 @@ def _is_streamed(checkpoint: Checkpoint, name: str) -> bool:
     if len(checkpoint.tensor(name).shape) != 2:
         return False
     return name != EMBEDDING or checkpoint.config.tie_word_embeddings
+
+
+def _is_behind_last_keys(checkpoint: Checkpoint, name: str) -> bool:
+    """Whether the matrix is of the last layer's second half, which only sampled rows go through."""
+    is_last = name.startswith(f"model.layers.{checkpoint.config.num_layers - 1}.")
+    return is_last and name.split(".")[-2] not in ("q_proj", "k_proj", "v_proj")
 
 
 def _matrix(
@@ -170,6 +188,6 @@ def _matrix(
         num_bytes=packed_bytes(stored, raw.shape),
         num_weights=math.prod(raw.shape),
         kind=kind,
-        is_output=name in (EMBEDDING, OUTPUT),
+        is_sampled=name in (EMBEDDING, OUTPUT) or _is_behind_last_keys(checkpoint, name),
         is_expert=".experts." in name,
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostep.contracts.errors import UnsupportedModelError
 from twostep.models.loader.weights import WeightLoader
-from twostep.ops.protocol import AttentionSpec, FlatBatch, Ops, Tensor, Weight
+from twostep.ops.protocol import AttentionSpec, Carried, FlatBatch, Ops, Tensor, Weight
 
 
 class Norm:
@@ -58,7 +58,8 @@ class BertLayer:
 
     def __call__(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
         """[T, H] → [T, H]."""
-        heads = ops.attention(self.qkv(ops, hidden), batch, self.spec)
+        queries = ops.rope_cache(self.qkv(ops, hidden), batch, self.spec)
+        heads = ops.attention(queries, batch, self.spec)
         hidden = self.attention_norm(ops, ops.add(hidden, self.output(ops, heads)))
         inner = ops.gelu(self.up(ops, hidden))
         return self.norm(ops, ops.add(hidden, self.down(ops, inner)))
@@ -83,18 +84,21 @@ class BertModel:
         self.norm = Norm(weights, "embeddings.LayerNorm")
         self.layers = [BertLayer(weights, layer) for layer in range(config.num_layers)]
 
-    def forward(self, ops: Ops, batch: FlatBatch) -> Tensor:
+    def forward(self, ops: Ops, batch: FlatBatch) -> Carried:
         """The batch's tokens → their hidden states [T, H]."""
         hidden = ops.embed(self.embed_tokens, batch)
         hidden = self.norm(ops, ops.add_positions(hidden, self.positions, batch))
         for layer in self.layers:
             hidden = layer(ops, hidden, batch)
-        return hidden
+        return (hidden,)
 
-    def final_states(self, ops: Ops, hidden: Tensor) -> Tensor:
-        """The hidden states are normed already."""
-        return hidden
+    def final_states(
+        self, ops: Ops, carried: Carried, batch: FlatBatch, *, sampled: bool
+    ) -> Tensor:
+        """Hidden states [T, H], or [S, H] of the sampled rows; they are normed already."""
+        [hidden] = carried
+        return ops.gather_rows(hidden, batch) if sampled else hidden
 
-    def compute_logits(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
+    def compute_logits(self, ops: Ops, carried: Carried, batch: FlatBatch) -> Tensor:
         """Raises UnsupportedModelError."""
         raise UnsupportedModelError("an encoder (bert) makes embeddings and has no logits")

@@ -9,18 +9,26 @@ from typing import ClassVar, Protocol
 
 from twostep.config.model import ModelConfig
 from twostep.models.loader.weights import WeightLoader
-from twostep.ops.protocol import AttentionSpec, FlatBatch, Ops, Tensor
+from twostep.ops.protocol import AttentionSpec, Carried, FlatBatch, Ops, Queries, Tensor
 
 
 class Layer(Protocol):
-    """One decoder layer."""
+    """One decoder layer in two halves: up to its keys and values, and what follows."""
 
     def __init__(self, weights: WeightLoader, layer: int) -> None:
         """Load the weights of layer number ``layer``."""
         ...
 
-    def __call__(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
-        """[T, H] → [T, H]; ``hidden`` is dead afterwards."""
+    def cache(
+        self, ops: Ops, hidden: Tensor, batch: FlatBatch, *, may_sample: bool = False
+    ) -> Queries:
+        """[T, H] → queries; keys and values are in the cache, or will be before they are read."""
+        ...
+
+    def finish(
+        self, ops: Ops, hidden: Tensor, queries: Queries, batch: FlatBatch, *, sampled: bool = False
+    ) -> Tensor:
+        """[T, H] → [T, H], or [S, H] → [S, H] if ``sampled``; ``hidden`` is dead afterwards."""
         ...
 
 
@@ -48,10 +56,21 @@ class Attention:
         has_bias = weights.has(output, "bias")
         self.output_bias = weights.biases([output], [hidden]) if has_bias else None
 
-    def __call__(self, ops: Ops, x: Tensor, batch: FlatBatch) -> Tensor:
-        """[T, H] → [T, H]."""
+    def cache(self, ops: Ops, x: Tensor, batch: FlatBatch, *, may_sample: bool) -> Queries:
+        """[T, H] → queries; see ``Layer.cache``."""
         qkv = ops.linear(x, self.qkv, bias=self.qkv_bias)
-        heads = ops.attention(qkv, batch, self.spec, q_norm=self.q_norm, k_norm=self.k_norm)
+        return ops.rope_cache(
+            qkv,
+            batch,
+            self.spec,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+            may_sample=may_sample,
+        )
+
+    def attend(self, ops: Ops, queries: Queries, batch: FlatBatch, *, sampled: bool) -> Tensor:
+        """→ [T or S, H]."""
+        heads = ops.attention(queries, batch, self.spec, sampled=sampled)
         return ops.linear(heads, self.output, bias=self.output_bias)
 
 
@@ -107,7 +126,11 @@ class MixtureOfExperts:
 
 
 class CausalLM:
-    """Embedding, layers, final norm, output layer. A subclass says what its layers are."""
+    """Embedding, layers, final norm, output layer. A subclass says what its layers are.
+
+    Of the last layer's results only the sampled rows are read, so that its second half is computed
+    for them alone: a prompt costs a layer less.
+    """
 
     layer_class: ClassVar[type[Layer]]
 
@@ -121,20 +144,27 @@ class CausalLM:
         if not tied and weights.with_output_layer:
             self.lm_head = weights.output("lm_head", vocab, hidden)
 
-    def forward(self, ops: Ops, batch: FlatBatch) -> Tensor:
-        """The batch's tokens → their hidden states [T, H], before the final norm."""
+    def forward(self, ops: Ops, batch: FlatBatch) -> Carried:
+        """The batch's tokens → hidden states [T, H] before the last layer, and its queries."""
         hidden = ops.embed(self.embed_tokens, batch, scale=self.config.embedding_scale)
-        for layer in self.layers:
-            hidden = layer(ops, hidden, batch)
-        return hidden
+        for layer in self.layers[:-1]:
+            queries = layer.cache(ops, hidden, batch)
+            hidden = layer.finish(ops, hidden, queries, batch)
+        return hidden, self.layers[-1].cache(ops, hidden, batch, may_sample=True)
 
-    def final_states(self, ops: Ops, hidden: Tensor) -> Tensor:
-        """[T or S, H] → [T or S, H], behind the final norm."""
+    def final_states(
+        self, ops: Ops, carried: Carried, batch: FlatBatch, *, sampled: bool
+    ) -> Tensor:
+        """What ``forward`` made → [S, H] of the sampled rows, or [T, H], behind the final norm."""
+        hidden, queries = carried
+        if sampled:
+            hidden = ops.gather_rows(hidden, batch)
+        hidden = self.layers[-1].finish(ops, hidden, queries, batch, sampled=sampled)
         return ops.rms_norm(hidden, self.norm, eps=self.config.rms_norm_eps)
 
-    def compute_logits(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
-        """Hidden states [T, H] → logits [S, V] float32 of the rows ``batch.logits_indices``."""
-        rows = self.final_states(ops, ops.gather_rows(hidden, batch))
+    def compute_logits(self, ops: Ops, carried: Carried, batch: FlatBatch) -> Tensor:
+        """What ``forward`` made → logits [S, V] float32 of the rows ``batch.logits_indices``."""
+        rows = self.final_states(ops, carried, batch, sampled=True)
         return ops.logits(rows, self.lm_head, softcap=self.config.final_softcap)
 
 

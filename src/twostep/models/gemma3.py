@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostep.models.decoder import Attention, CausalLM, FeedForward
 from twostep.models.loader.weights import WeightLoader
-from twostep.ops.protocol import FlatBatch, Ops, Tensor
+from twostep.ops.protocol import FlatBatch, Ops, Queries, Tensor
 
 
 class Gemma3Layer:
@@ -25,10 +25,18 @@ class Gemma3Layer:
         self.mlp = FeedForward(weights, layer)
         self.mlp_norm = weights.vector(f"{prefix}.post_feedforward_layernorm", hidden)
 
-    def __call__(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
-        """[T, H] → [T, H]."""
+    def cache(
+        self, ops: Ops, hidden: Tensor, batch: FlatBatch, *, may_sample: bool = False
+    ) -> Queries:
+        """See ``Layer.cache``."""
         x = ops.rms_norm(hidden, self.input_norm, eps=self.eps)
-        x = self.attention(ops, x, batch)
+        return self.attention.cache(ops, x, batch, may_sample=may_sample)
+
+    def finish(
+        self, ops: Ops, hidden: Tensor, queries: Queries, batch: FlatBatch, *, sampled: bool = False
+    ) -> Tensor:
+        """See ``Layer.finish``."""
+        x = self.attention.attend(ops, queries, batch, sampled=sampled)
         hidden = ops.add(hidden, ops.rms_norm(x, self.attention_norm, eps=self.eps))
         x = ops.rms_norm(hidden, self.pre_mlp_norm, eps=self.eps)
         x = self.mlp(ops, x)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from twostep.models.decoder import Attention, CausalLM, FeedForward
 from twostep.models.loader.weights import WeightLoader
-from twostep.ops.protocol import FlatBatch, Ops, Tensor
+from twostep.ops.protocol import FlatBatch, Ops, Queries, Tensor
 
 
 class LlamaLayer:
@@ -18,10 +18,19 @@ class LlamaLayer:
         self.mlp_norm = weights.vector(f"{prefix}.post_attention_layernorm", config.hidden_size)
         self.mlp = FeedForward(weights, layer)
 
-    def __call__(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
-        """[T, H] → [T, H]."""
+    def cache(
+        self, ops: Ops, hidden: Tensor, batch: FlatBatch, *, may_sample: bool = False
+    ) -> Queries:
+        """See ``Layer.cache``."""
         x = ops.rms_norm(hidden, self.input_norm, eps=self.eps)
-        hidden = ops.add(hidden, self.attention(ops, x, batch))
+        return self.attention.cache(ops, x, batch, may_sample=may_sample)
+
+    def finish(
+        self, ops: Ops, hidden: Tensor, queries: Queries, batch: FlatBatch, *, sampled: bool = False
+    ) -> Tensor:
+        """See ``Layer.finish``."""
+        x = self.attention.attend(ops, queries, batch, sampled=sampled)
+        hidden = ops.add(hidden, x)
         x = ops.rms_norm(hidden, self.mlp_norm, eps=self.eps)
         return ops.add(hidden, self.mlp(ops, x))
 

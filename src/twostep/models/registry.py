@@ -10,7 +10,7 @@ from twostep.contracts.errors import UnsupportedModelError
 from twostep.models.loader.checkpoint import Checkpoint
 from twostep.models.loader.memory import available_memory, require_memory
 from twostep.models.loader.weights import Progress, WeightLoader, estimate_packed_bytes
-from twostep.ops.protocol import FlatBatch, Ops, Tensor, WeightFactory
+from twostep.ops.protocol import Carried, FlatBatch, Ops, Tensor, WeightFactory
 
 _CLASSES = {
     "llama": "LlamaForCausalLM",
@@ -28,16 +28,19 @@ class Model(Protocol):
 
     config: ModelConfig
 
-    def forward(self, ops: Ops, batch: FlatBatch) -> Tensor:
-        """The batch's tokens → hidden states [T, H], before the final norm."""
+    def forward(self, ops: Ops, batch: FlatBatch) -> Carried:
+        """What is computed for every token of the batch: its keys and values, and all before."""
         ...
 
-    def final_states(self, ops: Ops, hidden: Tensor) -> Tensor:
-        """Hidden states [T or S, H] as the output layer, or pooling, reads them."""
+    def final_states(
+        self, ops: Ops, carried: Carried, batch: FlatBatch, *, sampled: bool
+    ) -> Tensor:
+        """Hidden states as the output layer, or pooling, reads them: of the rows
+        ``batch.logits_indices`` [S, H] if ``sampled``, else of all [T, H]."""
         ...
 
-    def compute_logits(self, ops: Ops, hidden: Tensor, batch: FlatBatch) -> Tensor:
-        """Hidden states [T, H] → logits [S, V] float32 of the rows ``batch.logits_indices``.
+    def compute_logits(self, ops: Ops, carried: Carried, batch: FlatBatch) -> Tensor:
+        """Logits [S, V] float32 of the rows ``batch.logits_indices``.
 
         Raises:
             UnsupportedModelError: An encoder has no logits.

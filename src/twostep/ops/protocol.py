@@ -3,8 +3,8 @@
 Legend: T tokens of the flat batch, H hidden size, D head dimension, V vocabulary,
 S rows that are sampled (``batch.logits_indices``).
 
-A model's ``forward(ops, batch)`` runs once on a recording backend (``cpu``), or every step on
-an eager one (``reference``). It may not look inside a handle.
+A model's two halves, ``forward`` and ``compute_logits``, run once on a recording backend (``cpu``),
+or every step on an eager one (``reference``). It may not look inside a handle.
 """
 
 from __future__ import annotations
@@ -17,8 +17,12 @@ from twostep.config.model import Activation, RopeConfig
 
 Tensor: TypeAlias = Any
 """Handle of an activation, [T, width] or [S, width]."""
+Queries: TypeAlias = Any
+"""Handle of the queries of one attention layer, made by ``rope_cache``."""
 Weight: TypeAlias = Any
 """Handle of a weight, made by the backend's loader hooks."""
+Carried: TypeAlias = tuple[Any, ...]
+"""Handles that a model's ``forward`` leaves for its ``final_states``."""
 FlatBatch: TypeAlias = Any
 """The backend's description of this step: token ids, positions, block tables."""
 
@@ -84,7 +88,7 @@ class Ops(Protocol):
         """``act(x @ gate.T) * (x @ up.T)`` → [T, N]."""
         ...
 
-    def attention(
+    def rope_cache(
         self,
         qkv: Tensor,
         batch: FlatBatch,
@@ -92,11 +96,19 @@ class Ops(Protocol):
         *,
         q_norm: Weight | None = None,
         k_norm: Weight | None = None,
-    ) -> Tensor:
-        """Norm q and k per head (if given), rotate them, write k and v to the paged cache, attend.
+        may_sample: bool = False,
+    ) -> Queries:
+        """Norm q and k per head (if given), rotate them, write k and v to the paged cache.
 
-        ``qkv`` is [T, (num_heads + 2 * num_kv_heads) * D], in that order → [T, num_heads * D].
+        ``qkv`` is [T, (num_heads + 2 * num_kv_heads) * D], in that order; it is dead afterwards.
+        ``may_sample``: the attention that follows may be of the sampled rows only.
         """
+        ...
+
+    def attention(
+        self, queries: Queries, batch: FlatBatch, spec: AttentionSpec, *, sampled: bool = False
+    ) -> Tensor:
+        """Attend over the paged cache → [T, num_heads * D], or [S, ...] of the sampled rows."""
         ...
 
     def moe(

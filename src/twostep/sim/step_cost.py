@@ -94,7 +94,9 @@ class StepCostModel:
         """Cost of a batch that runs as ``graph``.
 
         ``num_scheduled``, ``num_computed``: tokens of each request in this step and before it;
-        ``num_logits``: rows that get logits. Matrix products see the padded number of tokens.
+        ``num_logits``: rows that get logits. Matrix products see the padded number of tokens. The
+        last layer counts as any other, though only logits rows are finished there: of L layers,
+        a prefill is predicted up to 1/L too long.
         """
         facts = self.facts
         attention_flops, kv_bytes = self._attention(

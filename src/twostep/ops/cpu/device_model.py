@@ -13,6 +13,7 @@ from twostep import _native as native
 from twostep.config.model import ModelConfig, RopeConfig
 from twostep.contracts.pooling import PoolingType
 from twostep.ops.cpu.recorder import Buffers, CpuOps
+from twostep.ops.protocol import Carried
 from twostep.ops.reference.rope import rope_tables
 
 Int32Array = NDArray[np.int32]
@@ -24,15 +25,15 @@ SAMPLE, SCORE = native.SampleStep.SAMPLE, native.SampleStep.SCORE
 class RecordableModel(Protocol):
     """What a model class offers: two halves of one pass, since only some rows get logits."""
 
-    def forward(self, ops: Any, batch: Any) -> Any:
-        """Hidden states [T, H] of the flat batch."""
+    def forward(self, ops: Any, batch: Any) -> Carried:
+        """What is computed for every token of the flat batch."""
         ...
 
-    def final_states(self, ops: Any, hidden: Any) -> Any:
-        """Hidden states [T or S, H] as the output layer, or pooling, reads them."""
+    def final_states(self, ops: Any, carried: Carried, batch: Any, *, sampled: bool) -> Any:
+        """Hidden states [S, H] or [T, H] as the output layer, or pooling, reads them."""
         ...
 
-    def compute_logits(self, ops: Any, hidden: Any, batch: Any) -> Any:
+    def compute_logits(self, ops: Any, carried: Carried, batch: Any) -> Any:
         """Logits [S, V] of the rows that need them."""
         ...
 
@@ -157,16 +158,17 @@ class CpuModel:
 
         ops = new_ops()
         ops.apply_staged()
-        hidden = model.forward(ops, None)
-        ops.keep(hidden)
+        carried = model.forward(ops, None)
+        for value in carried:
+            ops.keep(value)
         self.forward_plan = ops.finish()
         if pooling is not None:
-            self.pool_plan = self._record_pooling(model, new_ops(), hidden, pooling)
+            self.pool_plan = self._record_pooling(model, new_ops(), carried, pooling)
             return
         self.sample_state = native.SampleState(limits.max_num_seqs, config.vocab_size, num_threads)
 
         ops = new_ops()
-        logits = model.compute_logits(ops, hidden, None)
+        logits = model.compute_logits(ops, carried, None)
         ops.keep(logits)
         self.logits_plan = ops.finish()
         self.logits_rows = logits.rows
@@ -176,13 +178,15 @@ class CpuModel:
         self.sample_plan = ops.finish()
 
     def _record_pooling(
-        self, model: RecordableModel, ops: CpuOps, hidden: Any, pooling: PoolingType
+        self, model: RecordableModel, ops: CpuOps, carried: Carried, pooling: PoolingType
     ) -> Any:
-        if pooling == "mean":
+        is_mean = pooling == "mean"
+        rows = model.final_states(ops, carried, None, sampled=not is_mean)
+        if is_mean:
             sums = native.Rows(self._config.hidden_size, self.limits.max_num_seqs)
-            ops.pool_mean(model.final_states(ops, hidden), sums)
+            ops.pool_mean(rows, sums)
         else:
-            ops.pool_rows(model.final_states(ops, ops.gather_rows(hidden, None)))
+            ops.pool_rows(rows)
         return ops.finish()
 
     def _rope_table(self, rope: RopeConfig | None) -> Any:

@@ -32,8 +32,8 @@ class Value(msgspec.Struct, eq=False):
     width: int
     row_set: Any
     producer: Record | None = None
-    gather_of: Value | None = None
-    """Set by ``gather_rows``: a norm reads through it and nothing is copied."""
+    rope: Any = None
+    """How attention rotates its queries out of these rows; set once emitted."""
     wants_rows: bool = False
     wants_acts: set[Any] = msgspec.field(default_factory=set)
     num_readers: int = 0
@@ -155,29 +155,27 @@ class CpuOps:
 
     def rms_norm(self, x: Value, weight: Any, *, eps: float) -> Value:
         """See ``Ops.rms_norm``."""
-        source = x.gather_of or x
-        source.wants_rows = True
+        x.wants_rows = True
         out = Value(x.width, x.row_set)
 
         def emit(record: Record) -> None:
             if record.add_to is not None:
                 native.add_rms_norm_add(
-                    self.plan, self._device, source.rows, weight, eps, record.add_to.rows
+                    self.plan, self._device, x.rows, weight, eps, x.row_set, record.add_to.rows
                 )
                 return
             native.add_rms_norm(
                 self.plan,
                 self._device,
-                source.rows,
+                x.rows,
                 weight,
                 eps,
-                out.row_set,
-                x.gather_of is not None,
+                x.row_set,
                 out.rows,
                 list(out.acts.values()),
             )
 
-        self._record("rms_norm", [source], out, emit, writes_acts=True)
+        self._record("rms_norm", [x], out, emit, writes_acts=True)
         return out
 
     def add(self, residual: Value, x: Value) -> Value:
@@ -191,7 +189,7 @@ class CpuOps:
         x.wants_rows = True
 
         def emit(_: Record) -> None:
-            native.add_add(self.plan, self._device, x.rows, residual.rows)
+            native.add_add(self.plan, self._device, x.rows, residual.rows, x.row_set)
 
         self._record("add", [x, residual], None, emit)
         return residual
@@ -241,7 +239,7 @@ class CpuOps:
         self._record("gated_linear", [x], out, emit, writes_acts=True)
         return out
 
-    def attention(
+    def rope_cache(
         self,
         qkv: Value,
         batch: Any,
@@ -249,17 +247,16 @@ class CpuOps:
         *,
         q_norm: Any = None,
         k_norm: Any = None,
+        may_sample: bool = False,
     ) -> Value:
-        """See ``Ops.attention``: two native ops, since keys must be cached before they are read.
+        """See ``Ops.rope_cache``. Queries are rotated by the attention that reads them.
 
-        Where every request has one token, the second does the work of the first as well.
+        Where every request has one token, it does the rest of this op's work as well.
         """
         qkv.wants_rows = True
-        out = Value(spec.num_heads * spec.head_dim, RowSet.Tokens)
-        mask = {} if spec.causal else {"causal": False}
 
         def emit(_: Record) -> None:
-            rope = native.add_rope_cache(
+            qkv.rope = native.add_rope_cache(
                 self.plan,
                 self._device,
                 self._kv_cache,
@@ -274,7 +271,20 @@ class CpuOps:
                 q_norm=q_norm,
                 k_norm=k_norm,
                 norm_eps=spec.qk_norm_eps,
+                may_sample=may_sample,
             )
+
+        self._record("rope_cache", [qkv], None, emit)
+        return qkv
+
+    def attention(
+        self, queries: Value, batch: Any, spec: AttentionSpec, *, sampled: bool = False
+    ) -> Value:
+        """See ``Ops.attention``."""
+        row_set = RowSet.Logits if sampled else RowSet.Tokens
+        out = Value(spec.num_heads * spec.head_dim, row_set)
+
+        def emit(_: Record) -> None:
             native.add_attention(
                 self.plan,
                 self._device,
@@ -282,16 +292,17 @@ class CpuOps:
                 spec.layer,
                 None,
                 num_heads=spec.num_heads,
-                rope=rope,
+                rope=queries.rope,
                 sliding_window=spec.sliding_window or 0,
                 softcap=spec.softcap,
+                causal=spec.causal,
+                queries=row_set,
                 rows=out.rows,
                 acts=list(out.acts.values()),
                 num_threads=self._num_threads,
-                **mask,
             )
 
-        self._record("attention", [qkv], out, emit, writes_acts=True)
+        self._record("attention", [queries], out, emit, writes_acts=True)
         return out
 
     def moe(
@@ -324,15 +335,18 @@ class CpuOps:
                 norm_topk_prob=norm_topk_prob,
                 activation=activation,
                 out=out.rows,
+                set=out.row_set,
             )
 
         self._record("moe", [scores, x], out, emit)
         return out
 
     def gather_rows(self, x: Value, batch: Any) -> Value:
-        """See ``Ops.gather_rows``. Read through by a norm, so nothing is copied."""
+        """See ``Ops.gather_rows``."""
         x.wants_rows = True
-        return Value(x.width, RowSet.Logits, gather_of=x)
+        out = Value(x.width, RowSet.Logits, wants_rows=True)
+        self._record("gather", [x], out, lambda _: native.add_gather(self.plan, x.rows, out.rows))
+        return out
 
     def logits(self, x: Value, weight: CpuWeight, *, softcap: float = 0.0) -> Value:
         """See ``Ops.logits``."""
@@ -354,13 +368,8 @@ class CpuOps:
 
     def pool_rows(self, x: Value) -> None:
         """The rows of ``x`` [S, H] as the step's vectors, for the host."""
-        source = x.gather_of or x
-        source.wants_rows = True
-
-        def emit(_: Record) -> None:
-            native.add_pool_rows(self.plan, source.rows, x.gather_of is not None)
-
-        self._record("pool_rows", [source], None, emit)
+        x.wants_rows = True
+        self._record("pool_rows", [x], None, lambda _: native.add_pool_rows(self.plan, x.rows))
 
     def pool_mean(self, x: Value, sums: Any) -> None:
         """The mean of ``x`` over all rows of each logits row's request, as the step's vectors.

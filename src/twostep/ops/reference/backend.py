@@ -183,7 +183,7 @@ class ReferenceOps:
         """See ``Ops.gated_linear``."""
         return gated(self.linear(x, gate), self.linear(x, up), activation)
 
-    def attention(
+    def rope_cache(
         self,
         qkv: Float32Array,
         batch: ReferenceBatch,
@@ -191,8 +191,9 @@ class ReferenceOps:
         *,
         q_norm: ReferenceWeight | None = None,
         k_norm: ReferenceWeight | None = None,
+        may_sample: bool = False,
     ) -> Float32Array:
-        """See ``Ops.attention``."""
+        """See ``Ops.rope_cache``: rotated queries [T, num_heads, D]."""
         heads, kv_heads = spec.num_heads, spec.num_kv_heads
         rows = qkv.reshape(len(qkv), heads + 2 * kv_heads, spec.head_dim)
         q, k, v = np.split(rows, [heads, heads + kv_heads], axis=1)
@@ -204,25 +205,38 @@ class ReferenceOps:
             cos, sin = self._rope_rows(spec.rope, batch.positions)
             q = apply_rope(q, cos, sin, interleaved=spec.rope.interleaved)
             k = apply_rope(k, cos, sin, interleaved=spec.rope.interleaved)
-        out = np.empty_like(q)
         for request, block_table in enumerate(batch.block_tables):
             own = slice(*batch.query_start_loc[request : request + 2])
             positions = batch.positions[own]
-            k_cache, v_cache = self.k_cache[spec.layer], self.v_cache[spec.layer]
-            write_kv(k_cache, k[own], block_table, positions, self.kv_dtype)
-            write_kv(v_cache, v[own], block_table, positions, self.kv_dtype)
+            write_kv(self.k_cache[spec.layer], k[own], block_table, positions, self.kv_dtype)
+            write_kv(self.v_cache[spec.layer], v[own], block_table, positions, self.kv_dtype)
+        return q
+
+    def attention(
+        self,
+        queries: Float32Array,
+        batch: ReferenceBatch,
+        spec: AttentionSpec,
+        *,
+        sampled: bool = False,
+    ) -> Float32Array:
+        """See ``Ops.attention``."""
+        out = np.empty_like(queries)
+        for request, block_table in enumerate(batch.block_tables):
+            own = slice(*batch.query_start_loc[request : request + 2])
             out[own] = paged_attention(
-                q[own],
-                k_cache,
-                v_cache,
+                queries[own],
+                self.k_cache[spec.layer],
+                self.v_cache[spec.layer],
                 block_table,
-                positions,
+                batch.positions[own],
                 scale=spec.scale,
                 sliding_window=spec.sliding_window,
                 softcap=spec.softcap,
                 causal=spec.causal,
             )
-        return out.reshape(len(qkv), heads * spec.head_dim)
+        out = out.reshape(len(out), spec.num_heads * spec.head_dim)
+        return out[batch.logits_indices] if sampled else out
 
     def moe(
         self,
