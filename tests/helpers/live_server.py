@@ -17,7 +17,7 @@ from helpers.scripted_core import ScriptedCore, make_async_llm, make_tokenizer
 
 from twostep.contracts.sampling import SamplingParams, StructuredOutputsParams
 from twostep.frontend.async_llm import AsyncLLM
-from twostep.server.app import build_app
+from twostep.server.app import build_app, build_shedder
 from twostep.server.launcher import Server, listen
 from twostep.server.middleware.custom import Middleware
 from twostep.server.parsers.formats import choose_formats
@@ -114,7 +114,8 @@ class LiveServer:
         self.loop = asyncio.get_running_loop()
         self.state = ServerState(self.settings)
         app = build_app(self.state, middleware=self._middleware)
-        self.server = Server(app, self.state, self.sock, self._load, self._tls)
+        shedder = build_shedder(self.state, self._middleware)
+        self.server = Server(app, self.state, self.sock, self._load, self._tls, shedder)
         if not self._may_load.is_set():
             self._is_up.set()
         await self.server.run()

@@ -10,10 +10,11 @@ from typing import Any
 import msgspec
 from starlette.middleware.cors import CORSMiddleware
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twostep.server import docs_page, live, openapi, page
 from twostep.server.http import HttpCall, PlainEndpoint
+from twostep.server.load_shedder import LoadShedder
 from twostep.server.middleware.api_key import OPEN_PATHS, ApiKeyCheck
 from twostep.server.middleware.boundary import Boundary
 from twostep.server.middleware.custom import Middleware, wrap
@@ -70,6 +71,24 @@ def build_app(
             expose_headers=["x-request-id"],
         )
     return app
+
+
+def build_shedder(state: ServerState, middleware: Sequence[Middleware] = ()) -> LoadShedder | None:
+    """What answers in the app's place while the queue is full; layers of the operator's own see
+    every request, so with them there is none."""
+    if middleware:
+        return None
+    settings, checks = state.settings, []
+    if settings.api_keys:
+        checks.append(ApiKeyCheck(_nowhere, settings.api_keys, OPEN_PATHS).accepts)
+    if settings.allowed_hosts is not None:
+        checks.append(HostCheck(_nowhere, settings.allowed_hosts).accepts)
+    paths = [operation.path for operation in operations(state) if operation.waits]
+    return LoadShedder(state, paths, checks)
+
+
+async def _nowhere(scope: Scope, receive: Receive, send: Send) -> None:
+    """The app behind a check that is only asked."""
 
 
 def _description(document: dict[str, Any]) -> list[BaseRoute]:

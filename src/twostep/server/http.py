@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -40,6 +40,14 @@ def route_path(scope: Scope) -> str:
     return path.removeprefix(scope.get("root_path", ""))
 
 
+def header_of(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> str | None:
+    """The first header of this (lower-case) name."""
+    for key, value in headers:
+        if key == name:
+            return value.decode("latin-1")
+    return None
+
+
 class HttpCall:
     """A request and the way back."""
 
@@ -56,11 +64,7 @@ class HttpCall:
 
     def header(self, name: bytes) -> str | None:
         """The first header of this (lower-case) name."""
-        for key, value in self.scope["headers"]:
-            if key == name:
-                text: str = value.decode("latin-1")
-                return text
-        return None
+        return header_of(self.scope["headers"], name)
 
     def hang_up(self) -> bool:
         """Close the connection without waiting for the client; False if the server cannot."""
@@ -115,14 +119,8 @@ class HttpCall:
     async def open(
         self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, *, more: bool
     ) -> None:
-        """Send the head and the first bytes of the body; of a stream, together.
-
-        In a packet of its own the head would wake up the client, which on the same machine takes
-        the core from us before the first event is written. (The end of an answer may close the
-        connection: what was held back then would be lost, if the client has sent more than we
-        have read.)
-        """
-        hold_back = hooks_of(self.scope).get("hold_back", _nothing) if more else _nothing
+        """Send the head and the first bytes of the body, together."""
+        hold_back = hooks_of(self.scope).get("hold_back", _nothing)
         hold_back(True)
         try:
             await self.send({"type": "http.response.start", "status": status, "headers": headers})

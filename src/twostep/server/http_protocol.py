@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 from typing import Any
 
 from uvicorn.config import Config
@@ -12,6 +11,41 @@ from uvicorn.server import ServerState
 
 from twostep.server.errors import ApiError, overloaded
 from twostep.server.http import EXTENSION
+from twostep.server.load_shedder import LoadShedder
+
+
+class _Joining:
+    """A transport that writes in one piece what it is given while it is held back.
+
+    A packet costs a system call and wakes up the client, which on the same machine takes the core
+    from us.
+    """
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self._held: list[bytes] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def hold_back(self, on: bool) -> None:
+        """Keep what is written, until switched off."""
+        held, self._held = self._held, [] if on else None
+        if held and not self._transport.is_closing():
+            self._transport.write(b"".join(held))
+
+    def write(self, data: bytes) -> None:
+        if self._held is None:
+            self._transport.write(data)
+        else:
+            self._held.append(data)
+
+    def is_closing(self) -> bool:
+        return self._transport.is_closing()
+
+    def close(self) -> None:
+        self.hold_back(False)
+        self._transport.close()
 
 
 class HttpProtocol(HttpToolsProtocol):
@@ -20,6 +54,8 @@ class HttpProtocol(HttpToolsProtocol):
     max_header_bytes = 64 << 10
     max_headers = 256
     max_connections = 4096
+    shedder: LoadShedder | None = None
+    """Answers before the app where it can."""
     receive_timeout = 30.0
     """Seconds without a byte while a request is expected to go on."""
 
@@ -36,12 +72,14 @@ class HttpProtocol(HttpToolsProtocol):
         self._expects_bytes = True
         """Whether a request has begun, or must begin, and is not complete."""
         self._lost = False
+        self._is_shed = False
+        """Whether the request is answered, and the rest of it of no interest."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a connection that says nothing is closed."""
-        super().connection_made(transport)
-        family = transport.get_extra_info("socket").family
-        self._is_tcp = family != socket.AF_UNIX and hasattr(socket, "TCP_CORK")
+        joining = _Joining(transport)
+        super().connection_made(joining)  # type: ignore[arg-type]
+        self._hold_back = joining.hold_back
         if len(self.connections) > self.max_connections:
             error = overloaded(f"{self.max_connections} connections are open already; come again")
             self._end_with(error.status, error)
@@ -88,9 +126,43 @@ class HttpProtocol(HttpToolsProtocol):
             self._refuse_headers()
         super().on_header(name, value)
 
+    def on_headers_complete(self) -> None:
+        """The headers are here; the body may follow."""
+        shedder = self.shedder
+        if shedder is not None and shedder.is_shedding() and self._may_answer_at_once():
+            defaults = self.server_state.default_headers
+            answer = shedder.answer(self.url, self.headers, defaults)
+            if answer is not None:
+                self._is_shed = True
+                self.transport.write(answer)
+                return
+        super().on_headers_complete()
+
+    def _may_answer_at_once(self) -> bool:
+        """Whether it is a plain POST on a connection that owes nothing else and goes on."""
+        parser, cycle = self.parser, self.cycle
+        return (
+            parser.get_method() == b"POST"
+            and parser.get_http_version() == "1.1"
+            and parser.should_keep_alive()
+            and not parser.should_upgrade()
+            and not self.expect_100_continue
+            and (cycle is None or cycle.response_complete)
+            and not self.flow.write_paused  # a client that does not read waits for its turn
+        )
+
+    def on_body(self, body: bytes) -> None:
+        """A part of the body."""
+        if not self._is_shed:
+            super().on_body(body)
+
     def on_message_complete(self) -> None:
         """A request is complete; uvicorn's keep-alive timer waits for the next one."""
         self._expects_bytes = False
+        if self._is_shed:
+            self._is_shed = False
+            self.on_response_complete()
+            return
         super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -106,12 +178,6 @@ class HttpProtocol(HttpToolsProtocol):
             return False
         self.transport.write(b"%x\r\n%b\r\n" % (len(data), data))
         return True
-
-    def _hold_back(self, on: bool) -> None:
-        """Send whole packets only, until switched off."""
-        if self._is_tcp and not self.transport.is_closing():
-            sock = self.transport.get_extra_info("socket")
-            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, on)
 
     def _is_lost(self) -> bool:
         return self._lost

@@ -54,8 +54,10 @@ class InFlight:
         """``timeout``: seconds for a whole request."""
         self.on_rejected: Callable[[str], None] = lambda reason: None
         """Told the name of the limit that turned a request away."""
-        self._max_queued_reqs = max_queued_reqs
-        self._max_queued_tokens = max_queued_tokens
+        self._limits = {
+            "max_num_queued_reqs": max_queued_reqs,
+            "max_num_queued_tokens": max_queued_tokens,
+        }
         self._timeout = timeout
         self._scopes: set[RequestScope] = set()
         self._numbers = itertools.count()
@@ -78,25 +80,35 @@ class InFlight:
         self.check_room(num_seqs, num_tokens)
         return RequestScope(self, num_seqs, num_tokens, self._timeout)
 
-    def check_room(self, num_seqs: int = 1, num_tokens: int = 1) -> None:
-        """Raise ApiError if there is no place for at least so many sequences and prompt tokens.
+    def exceeded(self, num_seqs: int = 1, num_tokens: int = 1) -> str | None:
+        """The name of the limit that leaves no place for so many sequences and prompt tokens.
 
         A request that is alone is never refused.
         """
-        most_reqs, most_tokens = self._max_queued_reqs, self._max_queued_tokens
         if self.queued_reqs:
-            if most_reqs is not None and self.queued_reqs + num_seqs > most_reqs:
-                self.on_rejected("max_num_queued_reqs")
-                raise overloaded(
-                    f"{self.queued_reqs} requests wait already and no more than {most_reqs} may "
-                    "(--max-num-queued-reqs); come again later"
-                )
-            if most_tokens is not None and self.queued_tokens + num_tokens > most_tokens:
-                self.on_rejected("max_num_queued_tokens")
-                raise overloaded(
-                    f"{self.queued_tokens} prompt tokens wait already and no more than "
-                    f"{most_tokens} may (--max-num-queued-tokens); come again later"
-                )
+            limits = self._limits
+            most = limits["max_num_queued_reqs"]
+            if most is not None and self.queued_reqs + num_seqs > most:
+                return "max_num_queued_reqs"
+            most = limits["max_num_queued_tokens"]
+            if most is not None and self.queued_tokens + num_tokens > most:
+                return "max_num_queued_tokens"
+        return None
+
+    def check_room(self, num_seqs: int = 1, num_tokens: int = 1) -> None:
+        """Raise ApiError if there is no place for so many sequences and prompt tokens."""
+        limit = self.exceeded(num_seqs, num_tokens)
+        if limit is not None:
+            raise self.refuse(limit)
+
+    def refuse(self, limit: str) -> ApiError:
+        """The answer, always the same, for who is turned away by a limit; counted as such."""
+        self.on_rejected(limit)
+        what = "requests" if limit == "max_num_queued_reqs" else "prompt tokens"
+        return overloaded(
+            f"no more than {self._limits[limit]} {what} may wait (--{limit.replace('_', '-')}); "
+            "come again later"
+        )
 
     def interrupt_all(self, why: Interrupt) -> None:
         """End all of them."""

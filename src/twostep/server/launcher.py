@@ -23,6 +23,7 @@ from twostep.contracts.errors import EngineDeadError, UsageError
 from twostep.frontend.async_llm import AsyncLLM
 from twostep.server.http_protocol import HttpProtocol
 from twostep.server.in_flight import Interrupt
+from twostep.server.load_shedder import LoadShedder
 from twostep.server.settings import ServerSettings
 from twostep.server.state import ServerState
 
@@ -147,15 +148,16 @@ class Server:
         sock: socket.socket,
         load: Callable[[], Awaitable[AsyncLLM]],
         tls: ssl.SSLContext | None = None,
+        shedder: LoadShedder | None = None,
     ) -> None:
         """``load`` loads the engine and calls ``state.ready``; what it raises ends the server.
 
-        ``tls``: answer over HTTPS.
+        ``tls``: answer over HTTPS. ``shedder`` answers before ``app`` where it can.
         """
         self._state = state
         self._sock = sock
         self._load = load
-        self._uvicorn = _Uvicorn(_uvicorn_config(app, state.settings, tls))
+        self._uvicorn = _Uvicorn(_uvicorn_config(app, state.settings, tls, shedder))
         self._stop = asyncio.Event()
         """Somebody asked for the end."""
         self._stop_now = asyncio.Event()
@@ -294,9 +296,13 @@ async def _end(task: asyncio.Future[AsyncLLM]) -> None:
 
 
 def _uvicorn_config(
-    app: ASGIApp, settings: ServerSettings, tls: ssl.SSLContext | None
+    app: ASGIApp,
+    settings: ServerSettings,
+    tls: ssl.SSLContext | None,
+    shed: LoadShedder | None,
 ) -> uvicorn.Config:
     class Protocol(HttpProtocol):
+        shedder = shed
         max_header_bytes = settings.max_header_bytes
         max_headers = settings.max_headers
 

@@ -42,6 +42,8 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
     """Struct of a success; None: it has no JSON body."""
     streams: bool = False
     """Whether a success may be a stream of events."""
+    waits: bool = False
+    """Whether it may have to wait in the queue, and is refused if that is full."""
 
 
 def operations(state: ServerState) -> list[Operation]:
@@ -59,7 +61,7 @@ def _generation(state: ServerState) -> list[Operation]:
             ChatCompletionResponse,
             "Answer a conversation",
             streams=True,
-            check_room=state.check_room,
+            waits=True,
         ),
         _post(
             state,
@@ -69,7 +71,7 @@ def _generation(state: ServerState) -> list[Operation]:
             CompletionResponse,
             "Continue a text",
             streams=True,
-            check_room=state.check_room,
+            waits=True,
         ),
         _post(
             state,
@@ -78,7 +80,7 @@ def _generation(state: ServerState) -> list[Operation]:
             EmbeddingRequest,
             EmbeddingResponse,
             "Vectors of texts",
-            check_room=state.check_room,
+            waits=True,
         ),
     ]
 
@@ -147,9 +149,10 @@ def _post(
     summary: str,
     *,
     streams: bool = False,
-    check_room: Callable[[], None] | None = None,
+    waits: bool = False,
 ) -> Operation:
     most = state.settings.max_request_bytes
+    check_room = state.check_room if waits else None
     return Operation(
         path=path,
         methods=("POST",),
@@ -158,6 +161,7 @@ def _post(
         request=request,
         response=response,
         streams=streams,
+        waits=waits,
     )
 
 

@@ -202,7 +202,7 @@ def serve(args: argparse.Namespace, name: str, settings: ServerSettings, core: E
     url = url_of(sock, tls) + settings.root_path
 
     async def main() -> Server:
-        from twostep.server.app import build_app
+        from twostep.server.app import build_app, build_shedder
         from twostep.server.state import ServerState
 
         state = ServerState(settings)
@@ -213,7 +213,8 @@ def serve(args: argparse.Namespace, name: str, settings: ServerSettings, core: E
             announce(url, settings, engine, time.monotonic() - started)
             return engine
 
-        server = Server(build_app(state, middleware=middleware), state, sock, load, tls)
+        app, shedder = build_app(state, middleware=middleware), build_shedder(state, middleware)
+        server = Server(app, state, sock, load, tls, shedder)
         server.handle_signals(asyncio.get_running_loop())
         return await _run(server)
 

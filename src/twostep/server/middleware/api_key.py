@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twostep.server.errors import ApiError
-from twostep.server.http import HttpCall, route_path
+from twostep.server.http import header_of, route_path
 
 OPEN_PATHS = frozenset({"/health", "/live", "/ready", "/ping", "/metrics", "/version"})
 """Paths that anybody may ask."""
@@ -25,25 +25,26 @@ class ApiKeyCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http" and route_path(scope) not in self._open_paths:
-            self._check(HttpCall(scope, receive, send))
-        await self._app(scope, receive, send)
-
-    def _check(self, call: HttpCall) -> None:
-        scheme, _, token = (call.header(b"authorization") or "").partition(" ")
-        given = [token.strip()] if scheme.lower() == "bearer" else []
-        given.append(call.header(b"x-api-key") or "")
-        matches = False
-        for key in given:
-            digest = _digest(key)
-            for known in self._digests:  # all of them, so that time tells nothing
-                matches |= bool(key) and hmac.compare_digest(digest, known)
-        if not matches:
+        is_closed = scope["type"] == "http" and route_path(scope) not in self._open_paths
+        if is_closed and not self.accepts(scope["headers"]):
             raise ApiError(
                 "invalid_api_key",
                 "the API key is missing or wrong; send Authorization: Bearer KEY",
                 headers={"WWW-Authenticate": "Bearer"},
             )
+        await self._app(scope, receive, send)
+
+    def accepts(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether a request carries a key."""
+        scheme, _, token = (header_of(headers, b"authorization") or "").partition(" ")
+        given = [token.strip()] if scheme.lower() == "bearer" else []
+        given.append(header_of(headers, b"x-api-key") or "")
+        matches = False
+        for key in given:
+            digest = _digest(key)
+            for known in self._digests:  # all of them, so that time tells nothing
+                matches |= bool(key) and hmac.compare_digest(digest, known)
+        return matches
 
 
 def _digest(key: str) -> bytes:

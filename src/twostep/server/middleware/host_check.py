@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import functools
 import ipaddress
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from twostep.server.errors import ApiError, shown
-from twostep.server.http import HttpCall
+from twostep.server.http import header_of
 
 
 class HostCheck:
@@ -22,15 +22,19 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
-        if scope["type"] == "http":
-            given = HttpCall(scope, receive, send).header(b"host")
-            if given and not self._is_allowed(host_name(given)):
-                raise ApiError(
-                    "invalid_host",
-                    f"this server listens on loopback only and is not called {shown(given)!r}; "
-                    "--host 0.0.0.0 lets others in",
-                )
+        if scope["type"] == "http" and not self.accepts(scope["headers"]):
+            given = header_of(scope["headers"], b"host") or ""
+            raise ApiError(
+                "invalid_host",
+                f"this server listens on loopback only and is not called {shown(given)!r}; "
+                "--host 0.0.0.0 lets others in",
+            )
         await self._app(scope, receive, send)
+
+    def accepts(self, headers: Iterable[tuple[bytes, bytes]]) -> bool:
+        """Whether a request names no host, or one that is allowed."""
+        given = header_of(headers, b"host")
+        return not given or self._is_allowed(host_name(given))
 
     def _is_allowed(self, name: str) -> bool:
         return name in self._hosts or name.endswith(".localhost") or _is_address(name)

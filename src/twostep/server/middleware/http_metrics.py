@@ -51,7 +51,7 @@ class HttpMetricsMiddleware:
                 sender.status or 499,  # nothing was sent: the client had gone
                 self._handler(path),
                 seconds=self._clock() - started,
-                request_bytes=_declared_bytes(scope["headers"]),
+                request_bytes=declared_bytes(scope["headers"]),
                 response_bytes=sender.num_bytes,
             )
 
@@ -90,7 +90,8 @@ class _Sender:
         return True
 
 
-def _declared_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+def declared_bytes(headers: Iterable[tuple[bytes, bytes]]) -> int:
+    """Of the body, by Content-Length; 0 if that says nothing."""
     for name, value in headers:
         if name == b"content-length":
             return int(value) if value.isdigit() and len(value) < 19 else 0
