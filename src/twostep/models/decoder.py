@@ -5,31 +5,12 @@ Each part loads its own weights and applies itself; the files beside this one pu
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from twostep.config.model import ModelConfig
 from twostep.models.loader.weights import WeightLoader
 from twostep.ops.protocol import AttentionSpec, Carried, FlatBatch, Ops, Queries, Tensor
-
-
-class Layer(Protocol):
-    """One decoder layer in two halves: up to its keys and values, and what follows."""
-
-    def __init__(self, weights: WeightLoader, layer: int) -> None:
-        """Load the weights of layer number ``layer``."""
-        ...
-
-    def cache(
-        self, ops: Ops, hidden: Tensor, batch: FlatBatch, *, may_sample: bool = False
-    ) -> Queries:
-        """[T, H] → queries; keys and values are in the cache, or will be before they are read."""
-        ...
-
-    def finish(
-        self, ops: Ops, hidden: Tensor, queries: Queries, batch: FlatBatch, *, sampled: bool = False
-    ) -> Tensor:
-        """[T, H] → [T, H], or [S, H] → [S, H] if ``sampled``; ``hidden`` is dead afterwards."""
-        ...
 
 
 class Attention:
@@ -123,6 +104,37 @@ class MixtureOfExperts:
             norm_topk_prob=self.config.norm_topk_prob,
             activation=self.config.activation,
         )
+
+
+class Layer(ABC):
+    """One decoder layer in two halves: up to its keys and values, and what follows.
+
+    A subclass adds its other weights and the second half.
+    """
+
+    def __init__(self, weights: WeightLoader, layer: int) -> None:
+        """Load the weights of layer number ``layer``."""
+        config = weights.config
+        self.eps = config.rms_norm_eps
+        name = f"model.layers.{layer}.input_layernorm"
+        self.input_norm = weights.vector(name, config.hidden_size)
+        self.attention = Attention(weights, layer)
+
+    def cache(
+        self, ops: Ops, hidden: Tensor, batch: FlatBatch, *, may_sample: bool = False
+    ) -> Queries:
+        """[T, H] → queries; keys and values are in the cache, or will be before they are read.
+
+        ``may_sample``: ``finish`` may be for the sampled rows alone.
+        """
+        x = ops.rms_norm(hidden, self.input_norm, eps=self.eps)
+        return self.attention.cache(ops, x, batch, may_sample=may_sample)
+
+    @abstractmethod
+    def finish(
+        self, ops: Ops, hidden: Tensor, queries: Queries, batch: FlatBatch, *, sampled: bool = False
+    ) -> Tensor:
+        """[T, H] → [T, H], or [S, H] → [S, H] if ``sampled``; ``hidden`` is dead afterwards."""
 
 
 class CausalLM:

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-from twostep.models.decoder import Attention, CausalLM, FeedForward
+from twostep.models.decoder import CausalLM, FeedForward, Layer, MixtureOfExperts
 from twostep.models.loader.weights import WeightLoader
 from twostep.ops.protocol import FlatBatch, Ops, Queries, Tensor
 
 
-class LlamaLayer:
+class LlamaLayer(Layer):
     """Norm, attention, residual; norm, feed-forward, residual."""
 
     def __init__(self, weights: WeightLoader, layer: int) -> None:
-        config, prefix = weights.config, f"model.layers.{layer}"
-        self.eps = config.rms_norm_eps
-        self.input_norm = weights.vector(f"{prefix}.input_layernorm", config.hidden_size)
-        self.attention = Attention(weights, layer)
-        self.mlp_norm = weights.vector(f"{prefix}.post_attention_layernorm", config.hidden_size)
-        self.mlp = FeedForward(weights, layer)
+        super().__init__(weights, layer)
+        name = f"model.layers.{layer}.post_attention_layernorm"
+        self.mlp_norm = weights.vector(name, weights.config.hidden_size)
+        self.mlp = self.feed_forward(weights, layer)
 
-    def cache(
-        self, ops: Ops, hidden: Tensor, batch: FlatBatch, *, may_sample: bool = False
-    ) -> Queries:
-        """See ``Layer.cache``."""
-        x = ops.rms_norm(hidden, self.input_norm, eps=self.eps)
-        return self.attention.cache(ops, x, batch, may_sample=may_sample)
+    def feed_forward(self, weights: WeightLoader, layer: int) -> FeedForward | MixtureOfExperts:
+        """What stands behind the second norm."""
+        return FeedForward(weights, layer)
 
     def finish(
         self, ops: Ops, hidden: Tensor, queries: Queries, batch: FlatBatch, *, sampled: bool = False

@@ -2,38 +2,18 @@
 
 from __future__ import annotations
 
-from twostep.models.decoder import Attention, CausalLM, FeedForward, MixtureOfExperts
+from twostep.models.decoder import CausalLM, FeedForward, MixtureOfExperts
+from twostep.models.llama import LlamaLayer
 from twostep.models.loader.weights import WeightLoader
-from twostep.ops.protocol import FlatBatch, Ops, Queries, Tensor
 
 
-class Qwen3MoeLayer:
-    """Norm, attention, residual; norm, experts (or one dense feed-forward), residual."""
+class Qwen3MoeLayer(LlamaLayer):
+    """Llama's layer with experts, but for the layers that have one dense feed-forward."""
 
-    def __init__(self, weights: WeightLoader, layer: int) -> None:
-        config, prefix = weights.config, f"model.layers.{layer}"
-        self.eps = config.rms_norm_eps
-        self.input_norm = weights.vector(f"{prefix}.input_layernorm", config.hidden_size)
-        self.attention = Attention(weights, layer)
-        self.mlp_norm = weights.vector(f"{prefix}.post_attention_layernorm", config.hidden_size)
-        is_moe = config.layers[layer].is_moe
-        self.mlp = MixtureOfExperts(weights, layer) if is_moe else FeedForward(weights, layer)
-
-    def cache(
-        self, ops: Ops, hidden: Tensor, batch: FlatBatch, *, may_sample: bool = False
-    ) -> Queries:
-        """See ``Layer.cache``."""
-        x = ops.rms_norm(hidden, self.input_norm, eps=self.eps)
-        return self.attention.cache(ops, x, batch, may_sample=may_sample)
-
-    def finish(
-        self, ops: Ops, hidden: Tensor, queries: Queries, batch: FlatBatch, *, sampled: bool = False
-    ) -> Tensor:
-        """See ``Layer.finish``."""
-        x = self.attention.attend(ops, queries, batch, sampled=sampled)
-        hidden = ops.add(hidden, x)
-        x = ops.rms_norm(hidden, self.mlp_norm, eps=self.eps)
-        return ops.add(hidden, self.mlp(ops, x))
+    def feed_forward(self, weights: WeightLoader, layer: int) -> FeedForward | MixtureOfExperts:
+        """See ``LlamaLayer.feed_forward``."""
+        is_moe = weights.config.layers[layer].is_moe
+        return MixtureOfExperts(weights, layer) if is_moe else FeedForward(weights, layer)
 
 
 class Qwen3MoeForCausalLM(CausalLM):

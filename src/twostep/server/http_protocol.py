@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+from typing import Any, cast
 
 from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
@@ -78,7 +78,7 @@ class HttpProtocol(HttpToolsProtocol):
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Start the clock: a connection that says nothing is closed."""
         joining = _Joining(transport)
-        super().connection_made(joining)  # type: ignore[arg-type]
+        super().connection_made(cast(asyncio.Transport, joining))  # it passes the rest on
         self._hold_back = joining.hold_back
         if len(self.connections) > self.max_connections:
             error = overloaded(f"{self.max_connections} connections are open already; come again")
@@ -129,9 +129,10 @@ class HttpProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """The headers are here; the body may follow."""
         shedder = self.shedder
-        if shedder is not None and shedder.is_shedding() and self._may_answer_at_once():
+        limit = shedder.limit() if shedder is not None else None
+        if shedder is not None and limit is not None and self._may_answer_at_once():
             defaults = self.server_state.default_headers
-            answer = shedder.answer(self.url, self.headers, defaults)
+            answer = shedder.answer(limit, self.url, self.headers, defaults)
             if answer is not None:
                 self._is_shed = True
                 self.transport.write(answer)
@@ -146,7 +147,6 @@ class HttpProtocol(HttpToolsProtocol):
             and parser.get_http_version() == "1.1"
             and parser.should_keep_alive()
             and not parser.should_upgrade()
-            and not self.expect_100_continue
             and (cycle is None or cycle.response_complete)
             and not self.flow.write_paused  # a client that does not read waits for its turn
         )

@@ -58,11 +58,11 @@ class LoadShedder:
         self._answers: dict[str, Answer] = {}
         """By the limit that leaves no room."""
 
-    def is_shedding(self) -> bool:
-        """Whether there are such requests now."""
-        return self._state.status == "ready" and self._state.in_flight.exceeded() is not None
+    def limit(self) -> str | None:
+        """The name of the limit that leaves no room now."""
+        return self._state.in_flight.exceeded() if self._state.status == "ready" else None
 
-    def answer(self, url: bytes, headers: Headers, defaults: Headers) -> bytes | None:
+    def answer(self, limit: str, url: bytes, headers: Headers, defaults: Headers) -> bytes | None:
         """The response to a POST request, or None: it goes its way. ``defaults`` are headers that
         every response has."""
         path = self._paths.get(url)
@@ -70,9 +70,6 @@ class LoadShedder:
             return None
         if any(name == b"origin" for name, _ in headers):
             return None  # a page: what it may see is for the layers to say
-        limit = self._state.in_flight.exceeded()
-        if limit is None:
-            return None
         answer, request_id = self._refuse(limit), request_id_of(headers)
         self._state.observability.http.observe(
             "POST",
