@@ -72,7 +72,7 @@ class Linear final : public Op {
     grid_.for_each(cut(step), tiles.size(), index, [&](int t, int first, int end, LinearGrid::Reads reads) {
       const auto& tile = tiles.tiles[t];
       float* y = out_->row(tile.r0) + grid_.unit_first(first);
-      grid_.run(act_->act().from_row(tile.r0), tile.rows, first, end, y, out_->width,
+      grid_.run(act_->act(), tile.r0, tile.rows, first, end, y, out_->width,
                 bias_ ? bias_->data : nullptr, add_, reads);
       if (softcap_ != 0) cap(tile, first, end);
     });
@@ -155,9 +155,9 @@ class GatedLinear final : public Op {
       std::fill_n(gate, tile.rows * kGroup, 0.0f);
       std::fill_n(up, tile.rows * kGroup, 0.0f);
     }
-    const Act act = act_->act().from_row(tile.r0);
-    gate_.run(act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, reads);
-    up_.run(act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, reads);
+    const Act& act = act_->act();
+    gate_.run(act, tile.r0, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, reads);
+    up_.run(act, tile.r0, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, reads);
     kernels_.gate(fn_, gate, up, tile.rows * kGroup);
     for (const auto& out : acts_) {
       step.tiles_of(set_, out->act().form).for_each(tile, [&](const Tiles::Tile& to, int m, int count) {

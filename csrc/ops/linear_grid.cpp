@@ -77,8 +77,8 @@ Stretch LinearGrid::weights(const Cut& cut, int tiles, int first, int end) const
           reinterpret_cast<const char*>(to.panel + segments_[to.segment].unit_stride)};
 }
 
-void LinearGrid::run(const Act& act, int rows, int first, int end, float* y, size_t y_stride, const float* bias,
-                     bool add, Reads reads) const {
+void LinearGrid::run(const Act& act, int r0, int rows, int first, int end, float* y, size_t y_stride,
+                     const float* bias, bool add, Reads reads) const {
   const int origin = units_[first].first;
   while (first < end) {
     const Unit& unit = units_[first];
@@ -91,7 +91,7 @@ void LinearGrid::run(const Act& act, int rows, int first, int end, float* y, siz
       next += panels_per_unit_ * segment.panel_bytes;
     }
     kernels_.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
-        {unit.panel, segment.panel_bytes, outputs, act, rows, y + (unit.first - origin), y_stride,
+        {unit.panel, segment.panel_bytes, outputs, act.from_row(r0), rows, y + (unit.first - origin), y_stride,
          bias ? bias + unit.first : nullptr, add, kernels_.few_rows_hint, reads != Reads::First,
          reads == Reads::AgainFetchingNext ? segment.unit_stride : 0});
   }

@@ -53,10 +53,10 @@ class LinearGrid {
   // The weights of chunks first .. end - 1; with those of the other of a gated pair, where they alternate.
   Stretch weights(const Cut& cut, int tiles, int first, int end) const;
 
-  // y[m][0 ..] = outputs of units [first, end) for the rows of one tile; y_stride floats from row to
-  // row, `act` seen from the tile's first row. `bias` is the whole vector or null.
-  void run(const Act& act, int rows, int first, int end, float* y, size_t y_stride, const float* bias, bool add,
-           Reads reads) const;
+  // y[m][0 ..] = outputs of units [first, end) for the rows of one tile, which starts at row r0; y_stride floats
+  // from row to row. `bias` is the whole vector or null.
+  void run(const Act& act, int r0, int rows, int first, int end, float* y, size_t y_stride, const float* bias,
+           bool add, Reads reads) const;
 
  private:
   struct Unit {

@@ -222,9 +222,10 @@ class MoeGated final : public MoeOp {
   void run_unit(const Moe::Tile& tile, int unit) const {
     alignas(64) float gate[kMaxTileRows * kGroup] = {}, up[kMaxTileRows * kGroup] = {};
     const Expert& expert = moe_->experts[tile.expert];
-    const Act act = moe_->gathered.act().from_row(tile.r0);
-    expert.gate.run(act, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, LinearGrid::Reads::First);
-    expert.up.run(act, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, LinearGrid::Reads::First);
+    const Act& act = moe_->gathered.act();
+    const auto reads = LinearGrid::Reads::First;
+    expert.gate.run(act, tile.r0, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, reads);
+    expert.up.run(act, tile.r0, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, reads);
     moe_->kernels.gate(moe_->spec.fn, gate, up, tile.rows * kGroup);
     for (int r = 0, count; r < tile.rows; r += count) {
       const Moe::Tile& to = down_tile(tile, tile.r0 + r);
@@ -255,9 +256,8 @@ class MoeDown final : public MoeOp {
     const int first = moe.experts[0].out.unit_first(unit), n = moe.experts[0].out.unit_outputs(unit);
     for (int m = 0; m < rows(step); m++) std::fill_n(moe.out->row(m) + first, n, 0.0f);
     for (const Moe::Tile& tile : moe.down_tiles) {
-      const Act act = moe.hidden.act().from_row(tile.r0);
-      moe.experts[tile.expert].out.run(act, tile.rows, unit, unit + 1, y, kGroup, nullptr, false,
-                                       LinearGrid::Reads::First);
+      moe.experts[tile.expert].out.run(moe.hidden.act(), tile.r0, tile.rows, unit, unit + 1, y, kGroup, nullptr,
+                                       false, LinearGrid::Reads::First);
       for (int r = 0; r < tile.rows; r++) {
         const int pair = tile.r0 + r;
         moe.kernels.add_scaled(moe.out->row(moe.row_of_pair[pair]) + first, y + r * kGroup,

@@ -85,7 +85,7 @@ Product multiply(const KernelTable& table, const PackedWeight& weight, const flo
   for (int chunk = 0; chunk < cut.size(); chunk++) {
     grid.for_each(cut, num_tiles, chunk, [&](int i, int first, int end, LinearGrid::Reads reads) {
       const Tile& t = tiles[i];
-      grid.run(act.from_row(t.r0), t.rows, first, end, &y[t.r0 * stride + grid.unit_first(first)],
+      grid.run(act, t.r0, t.rows, first, end, &y[t.r0 * stride + grid.unit_first(first)],
                static_cast<size_t>(stride), bias, before != nullptr, reads);
     });
   }
