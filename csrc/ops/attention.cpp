@@ -59,7 +59,13 @@ class Attention final : public Op {
     const Layer& layer = *layer_;
     const std::vector<AttentionTask>& tasks = attention_work(step, layer.shape).tasks;
     const AttentionTask& task = tasks[chunk];
-    if (static_cast<size_t>(chunk) + 1 < tasks.size()) fetch_first_keys(step, tasks[chunk + 1]);
+    if (static_cast<size_t>(chunk) + 1 < tasks.size()) {
+      const AttentionTask& next = tasks[chunk + 1];
+      fetch_first_keys(step, next);
+      for (int i = 0; layer.rope && i < next.num_tokens; i++) {
+        layer.rope->fetch_queries(next.token + i, next.kv_head * layer.shape.group, next.num_heads * layer.shape.group);
+      }
+    }
     const AttentionScratch::Worker& scratch = layer.scratch->worker(worker);
     const AttentionSpan span = tile_span(step, layer.shape, task.req, task.token, task.num_tokens);
     // Whoever reads the token's own key and value writes them.

@@ -101,6 +101,12 @@ void Rope::queries(const Step& step, int t, int first, int count, float* y) cons
   rotate(qkv_->row(t) + first * d, spec_.q_norm.get(), rope, count, y);
 }
 
+void Rope::fetch_queries(int t, int first, int count) const {
+  const int d = cache_->head_dim;
+  const char* q = reinterpret_cast<const char*>(qkv_->row(t) + first * d);
+  for (size_t i = 0; i < count * d * sizeof(float); i += 64) __builtin_prefetch(q + i);
+}
+
 size_t Rope::place(const Step& step, int t) const {
   const int first = step.block_starts[step.req_of_token[t]];
   const int32_t block = step.block_ids.at(first + step.positions[t] / kBlockSize);

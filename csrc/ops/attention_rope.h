@@ -31,6 +31,8 @@ class Rope {
   void check_positions(const Step&) const;
   // Query heads first .. first + count - 1 of token t, rotated, into y [count, head_dim].
   void queries(const Step&, int t, int first, int count, float* y) const;
+  // Fetches what `queries` reads.
+  void fetch_queries(int t, int first, int count) const;
   // k and v of KV head h of token t into the cache, unless they are there already. Throws
   // std::out_of_range for a block outside it.
   void store(const Step&, int t, int h) const;
