@@ -18,7 +18,7 @@ constexpr double kChunksPerNs = 1.0 / 1500, kMaxChunks = 96;
 constexpr double kChunksPerByte = 1.0 / (160 << 10);
 // Many: from here on the activations of a chunk may take this much of it. At least two chunks.
 constexpr int kManyTiles = 8;
-constexpr double kActBytes = 400 << 10;
+constexpr double kActBytes = 200 << 10;
 
 constexpr double bytes_of(ActForm form) { return form == ActForm::Q8 ? 1.6 : form == ActForm::BF16 ? 2 : 4; }
 
