@@ -113,8 +113,8 @@ struct PanelArgs {
   const float* bias;    // [outputs] or null
   bool add;             // y += instead of y =
   bool few_rows_hint;   // see LinearKernels
-  bool in_cache;        // the panels have just been read, for the tile before
-  size_t next;          // then: bytes from each to the one that is read next and to be fetched now; or 0
+  bool in_cache;        // the panels have just been read, for the tile before, or fetched
+  std::ptrdiff_t next;  // then: bytes from each to the one that is read next and to be fetched now; or 0
 };
 
 enum class GateFn : uint8_t { Silu, GeluTanh };

@@ -1,5 +1,6 @@
 // How a matrix product is cut into chunks.
 #pragma once
+#include <cstddef>
 #include <vector>
 
 #include "ops/linear_weight.h"
@@ -22,26 +23,35 @@ class LinearGrid {
     bool by_tiles;  // chunks of the same tiles follow each other, else those of the same units
     int size() const { return unit_chunks * tile_chunks; }
   };
-  // How a tile finds its weights: to be read, just read for the tile before, or so and the unit behind is to be
-  // fetched in the meantime.
-  enum class Reads : uint8_t { First, Again, AgainFetchingNext };
+  // How a tile finds its weights.
+  struct Reads {
+    bool in_cache = false;    // they were just read, or fetched
+    std::ptrdiff_t next = 0;  // then: bytes from each to the one to be fetched meanwhile; or 0
+  };
   // `work` times this weight (2 for a gated pair) over `rows` rows in `tiles` tiles. Prefers to cut the outputs,
   // so that a chunk reads its weights from memory once. Many tiles are cut as well, so that the activations of a
   // chunk stay in the L2 cache, and go in order of rows: a thread then has much the same rows in one op after the
   // other, and the cores have less to hand over to each other.
   Cut cut(int rows, int tiles, int work = 1) const;
   Chunk chunk(const Cut& cut, int tiles, int index) const;
-  // Calls f(tile, first_unit, end_unit, Reads) for all of a chunk. Where few tiles share the weights, unit by unit:
-  // memory is then read while the later tiles are multiplied as well.
+  // Calls f(tile, first_unit, end_unit, Reads) for all of a chunk. Memory is read while weights in the cache are
+  // multiplied: few tiles go unit by unit, and all but the first fetch the next unit; the last of many tiles
+  // fetches the next chunk.
   template <class Fn>
   void for_each(const Cut& cut, int tiles, int index, Fn f) const {
     const Chunk c = chunk(cut, tiles, index);
-    const bool by_units = fetches_next_ && !cut.by_tiles && tiles > 1;
-    const int units = by_units ? 1 : c.end_unit - c.first_unit;
-    for (int unit = c.first_unit; unit < c.end_unit; unit += units) {
+    if (cut.by_tiles) {
+      const bool is_fetched = fetches_next_ && c.first_unit > 0;
       for (int t = c.first_tile; t < c.end_tile; t++) {
-        const bool first = t == (cut.by_tiles ? c.first_tile : 0);
-        f(t, unit, unit + units, first ? Reads::First : by_units ? Reads::AgainFetchingNext : Reads::Again);
+        f(t, c.first_unit, c.end_unit,
+          Reads{t > c.first_tile || is_fetched, t == c.end_tile - 1 ? next(c.first_unit, c.end_unit) : 0});
+      }
+      return;
+    }
+    const int step = fetches_next_ && tiles > 1 ? 1 : c.end_unit - c.first_unit;
+    for (int unit = c.first_unit; unit < c.end_unit; unit += step) {
+      for (int t = c.first_tile; t < c.end_tile; t++) {
+        f(t, unit, unit + step, t == 0 ? Reads{} : Reads{true, next(unit, unit + step)});
       }
     }
   }
@@ -64,6 +74,11 @@ class LinearGrid {
     int first, outputs;
     const uint8_t* panel;
   };
+  // From the weights of a unit to those of a later one, where kernels fetch them and there are any.
+  std::ptrdiff_t next(int from, int to) const {
+    return fetches_next_ && to < num_units() ? units_[to].panel - units_[from].panel : 0;
+  }
+
   const LinearKernels& kernels_;
   const std::vector<Segment> segments_;
   const ActForm form_;

@@ -223,7 +223,7 @@ class MoeGated final : public MoeOp {
     alignas(64) float gate[kMaxTileRows * kGroup] = {}, up[kMaxTileRows * kGroup] = {};
     const Expert& expert = moe_->experts[tile.expert];
     const Act& act = moe_->gathered.act();
-    const auto reads = LinearGrid::Reads::First;
+    const LinearGrid::Reads reads;
     expert.gate.run(act, tile.r0, tile.rows, unit, unit + 1, gate, kGroup, nullptr, false, reads);
     expert.up.run(act, tile.r0, tile.rows, unit, unit + 1, up, kGroup, nullptr, false, reads);
     moe_->kernels.gate(moe_->spec.fn, gate, up, tile.rows * kGroup);
@@ -257,7 +257,7 @@ class MoeDown final : public MoeOp {
     for (int m = 0; m < rows(step); m++) std::fill_n(moe.out->row(m) + first, n, 0.0f);
     for (const Moe::Tile& tile : moe.down_tiles) {
       moe.experts[tile.expert].out.run(moe.hidden.act(), tile.r0, tile.rows, unit, unit + 1, y, kGroup, nullptr,
-                                       false, LinearGrid::Reads::First);
+                                       false, {});
       for (int r = 0; r < tile.rows; r++) {
         const int pair = tile.r0 + r;
         moe.kernels.add_scaled(moe.out->row(moe.row_of_pair[pair]) + first, y + r * kGroup,
