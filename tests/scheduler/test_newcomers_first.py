@@ -50,6 +50,36 @@ def test_a_step_of_a_crowd_may_be_larger() -> None:
     check(scheduler)
 
 
+def test_a_backlog_beside_many_streams_gets_half_a_step_of_a_crowd() -> None:
+    scheduler = with_streams(2, crowd_step_tokens=360)
+    crowd(scheduler, 4)
+    assert run_step(scheduler)[0].num_scheduled_tokens == {
+        "s0": 1, "s1": 1, "c0": 60, "c1": 60, "c2": 58,
+    }  # fmt: skip
+    check(scheduler)
+
+
+def test_a_step_is_no_larger_than_its_backlog() -> None:
+    scheduler = with_streams(2, crowd_step_tokens=360)
+    crowd(scheduler, 2)
+    assert run_step(scheduler)[0].num_scheduled_tokens == {"s0": 1, "s1": 1, "c0": 60, "c1": 60}
+
+
+def test_a_long_prompt_is_no_backlog() -> None:
+    scheduler = with_streams(2, crowd_step_tokens=360)
+    add(scheduler, "long", 2000, 50)
+    crowd(scheduler, 4)
+    assert run_step(scheduler)[0].num_scheduled_tokens == {"s0": 1, "s1": 1, "long": 98}
+
+
+def test_a_long_prompt_gets_no_more_for_those_behind_it() -> None:
+    scheduler = with_streams(2, crowd_step_tokens=360)
+    add(scheduler, "long", 2000, 50)
+    run_step(scheduler)
+    crowd(scheduler, 4)
+    assert run_step(scheduler)[0].num_scheduled_tokens == {"s0": 1, "s1": 1, "long": 98}
+
+
 def test_one_short_prompt_alone_is_one_step() -> None:
     scheduler = with_streams(0, crowd_step_tokens=220)
     crowd(scheduler, 1, length=200)

@@ -11,7 +11,7 @@ Both loops do those in place (``plain_until``, ``has_plain_output``) and call a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from twostep.contracts.outputs import (
     EngineCoreOutput,
@@ -48,8 +48,8 @@ class Scheduler(SchedulerState):
         """
         budget = self._token_budget
         newcomers_first = not self.suspects and self._is_crowd()
-        if newcomers_first and budget:
-            budget = self.config.largest_step
+        if budget and not self.suspects:
+            budget = self.config.largest_step if newcomers_first else self._with_backlog(budget)
         step = PlanBuilder(self._next_step_id, budget)
         if self.suspects and budget:
             self._schedule_suspect(step)
@@ -87,7 +87,6 @@ class Scheduler(SchedulerState):
             return False
         if self._is_short_of_blocks:
             return False  # they would take what a running request waits for, again and again
-        places = self.max_num_running_reqs - len(self.running)
         newcomers = streams = 0
         for request in self.running:
             if not request.is_prefill_chunk:
@@ -96,11 +95,28 @@ class Scheduler(SchedulerState):
                 newcomers += 1
             else:
                 return False  # it would be first of all, and many would wait for one
-        for request in itertools.islice(self.waiting, max(0, min(places, MAX_CROWD))):
-            if not self._is_short(request):
-                break
-            newcomers += 1
+        newcomers += sum(1 for _ in self._short_prompts_waiting())
         return newcomers >= (1 if self._burst_tokens else max(1, NEWCOMERS_PER_STREAM * streams))
+
+    def _with_backlog(self, budget: int) -> int:
+        """The common budget, or more where short prompts wait that do not fit into it.
+
+        For newcomers beside streams too many to wait for a crowd. Every step carries these along,
+        so where prompts come nearly as fast as they are computed, small steps let the queue grow.
+        """
+        limit = self.config.crowd_step_tokens // 2
+        if limit <= budget or not self.waiting or self._is_short_of_blocks:
+            return budget
+        if any(r.is_prefill_chunk and not self._is_short(r) for r in self.running):
+            return budget  # it would take what the others are given
+        wanted = len(self.running) + sum(r.num_tokens for r in self._short_prompts_waiting())
+        return max(budget, min(wanted, limit))
+
+    def _short_prompts_waiting(self) -> Iterator[Request]:
+        """At the front of the queue, as many as there are places for."""
+        places = self.max_num_running_reqs - len(self.running)
+        waiting = itertools.islice(self.waiting, max(0, min(places, MAX_CROWD)))
+        return itertools.takewhile(self._is_short, waiting)
 
     def _is_short(self, request: Request) -> bool:
         num_left = request.num_tokens - request.num_computed_tokens

@@ -140,8 +140,11 @@ class PlanRules(StepObserver):
         self.last_step_id = plan.step_id
         if total != plan.total_num_scheduled_tokens:
             raise Violation("contract", f"the plan's total is {plan.total_num_scheduled_tokens}")
-        is_of_crowd = scheduler._burst_tokens > 0
-        budget = max(config.budget, config.crowd_step if is_of_crowd else 0)
+        budget = config.budget
+        if scheduler._burst_tokens > 0:  # the step of a crowd
+            budget = max(budget, config.crowd_step)
+        elif scheduler.waiting or plan.scheduled_new_reqs:
+            budget = max(budget, config.crowd_step // 2)
         if total > budget:
             raise Violation("I8", f"{total} tokens are planned, the budget is {budget}")
         cap = config.long_prefill_threshold if config.chunked_prefill else 0
