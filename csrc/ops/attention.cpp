@@ -60,11 +60,8 @@ class Attention final : public Op {
     const std::vector<AttentionTask>& tasks = attention_work(step, layer.shape).tasks;
     const AttentionTask& task = tasks[chunk];
     if (static_cast<size_t>(chunk) + 1 < tasks.size()) {
-      const AttentionTask& next = tasks[chunk + 1];
-      fetch_first_keys(step, next);
-      for (int i = 0; layer.rope && i < next.num_tokens; i++) {
-        layer.rope->fetch_queries(next.token + i, next.kv_head * layer.shape.group, next.num_heads * layer.shape.group);
-      }
+      fetch_queries(tasks[chunk + 1]);
+      fetch_first_keys(step, tasks[chunk + 1]);
     }
     const AttentionScratch::Worker& scratch = layer.scratch->worker(worker);
     const AttentionSpan span = tile_span(step, layer.shape, task.req, task.token, task.num_tokens);
@@ -86,6 +83,14 @@ class Attention final : public Op {
 
  private:
   // What a task reads first, while the one before it is under way: within a task, kernels look ahead.
+  void fetch_queries(const AttentionTask& task) const {
+    if (!layer_->rope) return;
+    const int group = layer_->shape.group;
+    for (int i = 0; i < task.num_tokens; i++) {
+      layer_->rope->fetch_queries(task.token + i, task.kv_head * group, task.num_heads * group);
+    }
+  }
+
   void fetch_first_keys(const Step& step, const AttentionTask& task) const {
     const KVCache& cache = *layer_->cache;
     const int32_t* ids = step.block_ids.data() + step.block_starts[task.req];
