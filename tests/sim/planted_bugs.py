@@ -608,6 +608,12 @@ BUGS = (
         "        if False:\n",
     ),
     PlantedBug(
+        "a backlog gets more than half a step of a crowd",
+        SCHEDULER,
+        "max(budget, min(wanted, limit))",
+        "max(budget, wanted)",
+    ),
+    PlantedBug(
         "after a burst of newcomers streams are left out as well",
         SCHEDULER,
         "        self._schedule_running(step, decoding)\n",

@@ -11,7 +11,7 @@ Both loops do those in place (``plain_until``, ``has_plain_output``) and call a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from twostep.contracts.outputs import (
     EngineCoreOutput,
@@ -46,10 +46,9 @@ class Scheduler(SchedulerState):
 
         A plan of 0 tokens carries finished and preempted ids, or nothing at all.
         """
-        budget = self._token_budget
-        newcomers_first = not self.suspects and self._is_crowd()
-        if budget and not self.suspects:
-            budget = self.config.largest_step if newcomers_first else self._with_backlog(budget)
+        newcomers_first, budget = False, self._token_budget
+        if not self.suspects:
+            newcomers_first, budget = self._make_room_for_newcomers(budget)
         step = PlanBuilder(self._next_step_id, budget)
         if self.suspects and budget:
             self._schedule_suspect(step)
@@ -78,45 +77,41 @@ class Scheduler(SchedulerState):
         assert step.step_id == scheduler_output.step_id, "masks are for the newest plan"
         return grammar_output(scheduler_output, step)
 
-    def _is_crowd(self) -> bool:
-        """Whether newcomers go first: many, compared with those who would wait for them.
+    def _make_room_for_newcomers(self, budget: int) -> tuple[bool, int]:
+        """Whether newcomers go first, and the step's token budget; 0 stays 0.
 
-        Then until the last of them is through, or else all would wait twice.
+        A crowd, many newcomers compared with those who would wait for them, goes first until the
+        last of it is through, or else all would wait twice. Short prompts beside more streams are
+        a backlog if they do not fit into the common budget. Every step carries the streams along,
+        so where prompts come nearly as fast as they are computed, small steps let the queue grow.
         """
-        if self._burst_tokens >= self._max_burst_tokens or not (self.waiting or self._has_chunks):
-            return False
+        if not (self.waiting or self._has_chunks):
+            return False, budget
         if self._is_short_of_blocks:
-            return False  # they would take what a running request waits for, again and again
+            return False, budget  # they would take what a running request waits for, for ever
         newcomers = streams = 0
         for request in self.running:
             if not request.is_prefill_chunk:
                 streams += 1
             elif self._is_short(request):
                 newcomers += 1
-            else:
-                return False  # it would be first of all, and many would wait for one
-        newcomers += sum(1 for _ in self._short_prompts_waiting())
-        return newcomers >= (1 if self._burst_tokens else max(1, NEWCOMERS_PER_STREAM * streams))
-
-    def _with_backlog(self, budget: int) -> int:
-        """The common budget, or more where short prompts wait that do not fit into it.
-
-        For newcomers beside streams too many to wait for a crowd. Every step carries these along,
-        so where prompts come nearly as fast as they are computed, small steps let the queue grow.
-        """
-        limit = self.config.crowd_step_tokens // 2
-        if limit <= budget or not self.waiting or self._is_short_of_blocks:
-            return budget
-        if any(r.is_prefill_chunk and not self._is_short(r) for r in self.running):
-            return budget  # it would take what the others are given
-        wanted = len(self.running) + sum(r.num_tokens for r in self._short_prompts_waiting())
-        return max(budget, min(wanted, limit))
-
-    def _short_prompts_waiting(self) -> Iterator[Request]:
-        """At the front of the queue, as many as there are places for."""
-        places = self.max_num_running_reqs - len(self.running)
-        waiting = itertools.islice(self.waiting, max(0, min(places, MAX_CROWD)))
-        return itertools.takewhile(self._is_short, waiting)
+            else:  # it would be first of all, many would wait for one, and it would take all room
+                return False, budget
+        wanted = len(self.running)
+        places = self.max_num_running_reqs - wanted
+        for request in itertools.islice(self.waiting, max(0, min(places, MAX_CROWD))):
+            if not self._is_short(request):
+                break
+            newcomers += 1
+            wanted += request.num_tokens
+        is_crowd = self._burst_tokens < self._max_burst_tokens and newcomers >= (
+            1 if self._burst_tokens else max(1, NEWCOMERS_PER_STREAM * streams)
+        )
+        if budget:
+            largest = self.config.largest_step
+            limit = self.config.crowd_step_tokens // 2
+            budget = largest if is_crowd else max(budget, min(wanted, limit))
+        return is_crowd, budget
 
     def _is_short(self, request: Request) -> bool:
         num_left = request.num_tokens - request.num_computed_tokens
