@@ -1,6 +1,7 @@
 #include <cstring>
 
 #include "bindings/bindings.h"
+#include "core/memory.h"
 #include "isa/linear.h"
 #include "ops/attention_cache.h"
 #include "parallel/stream.h"
@@ -171,9 +172,15 @@ void bind_core(nb::module_& m) {
       }, nb::keep_alive<1, 2>())
       .def("wait", &Stream::wait, nb::call_guard<nb::gil_scoped_release>())
       .def("done", &Stream::done)
-      .def("touch_when_idle", [](Stream& s, std::shared_ptr<KVCache> cache) {
-        s.set_idle_work([cache] { return cache->touch_ahead(); });
-      }, nb::arg("cache"), "Threads without work take the cache's next memory from the system.")
+      .def("tend_when_idle", [](Stream& s, std::shared_ptr<KVCache> cache, std::shared_ptr<Arena> arena) {
+        s.set_idle_work([cache, arena] {
+          if (cache->touch_ahead()) return true;
+          // Not before the first step: a process that answers once is not to wait for it.
+          return cache->in_use() && ((arena && arena->promote()) || cache->promote());
+        });
+      }, nb::arg("cache"), nb::arg("arena").none() = nb::none(),
+         "Threads without work take the cache's next memory from the system, and put what came in small pages, the "
+         "weights in the arena first, on huge ones.")
       .def_prop_ro("num_threads", &Stream::num_threads)
       .def_prop_ro("last_ticket", &Stream::last_ticket)
       .def("set_timing", &Stream::set_timing)

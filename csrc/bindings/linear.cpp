@@ -69,7 +69,14 @@ nb::ndarray<nb::numpy, float, nb::ndim<2>> unpack_rows(const PackedWeight& w, In
 
 void bind_weights(nb::module_& m) {
   nb::class_<Arena>(m, "Arena", "Memory that the weights of one model share.")
-      .def(nb::new_([] { return std::make_shared<Arena>(); }));
+      .def(nb::new_([](int64_t dear_nanoseconds) { return std::make_shared<Arena>(dear_nanoseconds); }),
+           nb::arg("dear_nanoseconds") = PatientMemory::kDearNanoseconds,
+           "A huge page that takes longer is dear: the rest then comes in small ones; negative: all of it.");
+  m.def("is_finite", [](const Part& part, int num_threads) {
+    const RawPart raw = to_raw(part);
+    nb::gil_scoped_release release;
+    return is_finite(raw, num_threads);
+  }, nb::arg("part"), nb::arg("num_threads") = 1, "Whether none of the weights is NaN or infinite.");
   nb::class_<PackedWeight>(m, "Weight", "Rows stacked from parts, packed for a device's kernels.")
       .def(nb::new_(&pack), nb::arg("device"), nb::arg("parts"), nb::arg("precision"),
            nb::arg("num_threads") = 1, nb::arg("arena").none() = nb::none(),

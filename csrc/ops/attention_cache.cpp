@@ -54,8 +54,7 @@ AttentionScratch::AttentionScratch(int num_threads_, int tile_rows_, int head_di
       tile_rows(tile_rows_),
       head_dim(head_dim_),
       memory_(worker_bytes(tile_rows_, head_dim_) * num_threads_ +
-              partial_bytes(kPartialRows, head_dim_),
-              false) {
+              partial_bytes(kPartialRows, head_dim_)) {
   Carver carver(memory_.as<char>());
   for (int i = 0; i < num_threads; i++) {
     Worker w;
@@ -93,7 +92,7 @@ KVCache::KVCache(const KernelTable& table, int num_layers_, int num_kv_heads_, i
   const size_t head = static_cast<size_t>(kBlockSize) * head_dim * layout().element_bytes;
   const size_t block = head * num_kv_heads;
   places_ = {head, block, block * kNeighbours * 2 * num_layers};
-  memory_ = Memory((num_blocks + kNeighbours - 1) / kNeighbours * places_.stride);
+  memory_.emplace((num_blocks + kNeighbours - 1) / kNeighbours * places_.stride);
 }
 
 void KVCache::expect(const std::vector<int32_t>& block_ids) {
@@ -104,18 +103,8 @@ void KVCache::expect(const std::vector<int32_t>& block_ids) {
 }
 
 bool KVCache::touch_ahead() {
-  constexpr size_t kHugePage = size_t{2} << 20, kPage = 4096;
   const size_t used = used_.load(std::memory_order_relaxed);
-  const size_t end = std::min(memory_.bytes(), used + std::clamp(used, kLeastAhead, kMostAhead));
-  size_t at = touched_.load(std::memory_order_relaxed);
-  while (at < end && !touched_.compare_exchange_weak(at, std::min(at + kHugePage, end))) {
-  }
-  if (at >= end) return false;
-  // Another thread may be writing there: a byte is taken and put back in one.
-  for (size_t i = at; i < std::min(at + kHugePage, end); i += kPage) {
-    __atomic_fetch_or(memory_.as<uint8_t>() + i, uint8_t{0}, __ATOMIC_RELAXED);
-  }
-  return true;
+  return memory_->take(used + std::clamp(used, kLeastAhead, kMostAhead));
 }
 
 std::shared_ptr<const AttentionScratch> KVCache::scratch(int num_threads, int tile_rows) {

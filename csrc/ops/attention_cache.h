@@ -3,6 +3,7 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,7 @@ class AttentionScratch {
 // [num_blocks / kNeighbours][layer][K, V][kNeighbours][KV head]. Zeroed, and taken from the system in
 // huge pages as blocks are first written: what a few blocks hold in all layers lies in a few pages. A fresh
 // page costs more than what is computed in the meantime (in virtual machines up to 4 ms a MiB: a sixth of
-// a prefill), so idle threads touch what will be written next.
+// a prefill), so idle threads touch what will be written next, in small pages where that is so.
 class KVCache {
  public:
   // What is kept touched beyond the highest block that a step used: as much again as is in use, within bounds.
@@ -56,11 +57,15 @@ class KVCache {
   void* k_blocks(int layer, int head) const { return at(2 * layer, head); }
   void* v_blocks(int layer, int head) const { return at(2 * layer + 1, head); }
   const KVPlaces& places() const { return places_; }
+  // Whether a step has used it.
+  bool in_use() const { return used_.load(std::memory_order_relaxed) > 0; }
   // A step with these blocks comes.
   void expect(const std::vector<int32_t>& block_ids);
   // Touches a huge page, if fewer are than should be; returns whether it did. From any thread.
   bool touch_ahead();
-  size_t touched_bytes() const { return touched_.load(std::memory_order_relaxed); }
+  // Makes a huge page of small ones that steps have used; returns whether there was one. From any thread.
+  bool promote() { return memory_->promote(used_.load(std::memory_order_relaxed)); }
+  size_t touched_bytes() const { return memory_->taken(); }
   // Of num_blocks blocks; the last neighbours may lack some.
   size_t nbytes() const { return places_.stride / kNeighbours * num_blocks; }
   const AttentionLayout& layout() const { return kernels.layout[static_cast<int>(type)]; }
@@ -73,12 +78,12 @@ class KVCache {
 
  private:
   void* at(int which, int head) const {
-    return memory_.as<char>() + which * kNeighbours * places_.block_bytes + head * places_.head_bytes;
+    return memory_->as<char>() + which * kNeighbours * places_.block_bytes + head * places_.head_bytes;
   }
 
   KVPlaces places_;
-  Memory memory_;
-  std::atomic<size_t> used_{0}, touched_{0};  // bytes from the start
+  std::optional<PatientMemory> memory_;  // once the sizes are checked
+  std::atomic<size_t> used_{0};  // bytes from the start
   std::mutex mutex_;
   std::vector<std::shared_ptr<const AttentionScratch>> scratch_;
 };

@@ -7,14 +7,24 @@ namespace twostep {
 
 namespace {
 
+// `words` floats, one after the other from byte `offset` of a block: what can be NaN or infinite, with all bits of
+// `exponent` set then.
+struct Floats {
+  int offset, words;
+  uint32_t exponent;
+};
 struct FormatInfo {
   const char* name;
   BlockSize block;
+  Floats floats;
 };
 constexpr FormatInfo kFormats[] = {
-    {"F32", {1, 4}},     {"F16", {1, 2}},      {"BF16", {1, 2}},    {"Q8_0", {32, 34}},
-    {"Q4_0", {32, 18}},  {"Q4_1", {32, 20}},   {"Q5_0", {32, 22}},  {"Q5_1", {32, 24}},
-    {"Q4_K", {256, 144}}, {"Q5_K", {256, 176}}, {"Q6_K", {256, 210}},
+    {"F32", {1, 4}, {0, 1, 0x7f800000}},   {"F16", {1, 2}, {0, 1, 0x7c00}},
+    {"BF16", {1, 2}, {0, 1, 0x7f80}},      {"Q8_0", {32, 34}, {0, 1, 0x7c00}},
+    {"Q4_0", {32, 18}, {0, 1, 0x7c00}},    {"Q4_1", {32, 20}, {0, 2, 0x7c00}},
+    {"Q5_0", {32, 22}, {0, 1, 0x7c00}},    {"Q5_1", {32, 24}, {0, 2, 0x7c00}},
+    {"Q4_K", {256, 144}, {0, 2, 0x7c00}},  {"Q5_K", {256, 176}, {0, 2, 0x7c00}},
+    {"Q6_K", {256, 210}, {208, 1, 0x7c00}},
 };
 const FormatInfo& info_of(Format format) { return kFormats[static_cast<int>(format)]; }
 
@@ -22,6 +32,30 @@ uint16_t load_u16(const uint8_t* p) {
   uint16_t x;
   std::memcpy(&x, p, 2);
   return x;
+}
+
+template <class Word>
+bool all_below(const uint8_t* blocks, size_t count, const FormatInfo& format) {
+  const size_t stride = format.block.bytes;
+  const Word exponent = static_cast<Word>(format.floats.exponent);
+  bool bad = false;  // no way out of the loop, so that the compiler's vectors can take it
+  for (int word = 0; word < format.floats.words; word++) {
+    const uint8_t* p = blocks + format.floats.offset + word * sizeof(Word);
+    if (stride == sizeof(Word)) {  // side by side
+      for (size_t i = 0; i < count; i++) {
+        Word x;
+        std::memcpy(&x, p + i * sizeof(Word), sizeof(Word));
+        bad |= (x & exponent) == exponent;
+      }
+    } else {
+      for (size_t i = 0; i < count; i++) {
+        Word x;
+        std::memcpy(&x, p + i * stride, sizeof(Word));
+        bad |= (x & exponent) == exponent;
+      }
+    }
+  }
+  return !bad;
 }
 
 void nibbles(const uint8_t* packed, uint8_t* q) {
@@ -106,6 +140,12 @@ Format format_of(const std::string& name) {
 }
 
 const char* name_of(Format format) { return info_of(format).name; }
+
+bool is_finite(Format format, const uint8_t* blocks, size_t count) {
+  const FormatInfo& info = info_of(format);
+  return format == Format::F32 ? all_below<uint32_t>(blocks, count, info)
+                               : all_below<uint16_t>(blocks, count, info);
+}
 
 BlockSize block_size(Format format) { return info_of(format).block; }
 

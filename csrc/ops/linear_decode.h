@@ -19,6 +19,10 @@ BlockSize block_size(Format format);
 // Bytes of a row of `k` weights. Throws std::invalid_argument unless k fills whole blocks.
 size_t row_bytes(Format format, int k);
 
+// Whether none of the weights of so many blocks is NaN or infinite. Of a quantised format that is a matter of its
+// scales: integers cannot be bad.
+bool is_finite(Format format, const uint8_t* blocks, size_t count);
+
 // weight[i] = (q[i] - zero_point) * d * scale[i / 16] + dmin * minimum, with the zero point of the
 // format's kind. `d` and `dmin` are fp16; `scale` and `minimum` are 1 but for k-quants.
 struct Group {

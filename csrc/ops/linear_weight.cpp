@@ -240,6 +240,18 @@ constexpr size_t kPrefetchSlack = 8192;  // kernels prefetch beyond the end
 
 }  // namespace
 
+bool is_finite(const RawPart& part, int num_threads) {
+  constexpr size_t kPiece = size_t{1} << 20;  // bytes, some: a thread for less is not worth its start
+  const BlockSize size = block_size(part.format);
+  const size_t count = row_bytes(part.format, part.k) * part.n / size.bytes, piece = kPiece / size.bytes;
+  std::atomic<bool> finite{true};
+  parallel_for(static_cast<int>((count + piece - 1) / piece), num_threads, [&](int i) {
+    const size_t first = i * piece;
+    if (!is_finite(part.format, part.data + first * size.bytes, std::min(piece, count - first))) finite = false;
+  });
+  return finite;
+}
+
 PackedWeight::PackedWeight(const KernelTable& table, const std::vector<RawPart>& parts,
                            Precision precision, int num_threads, Arena& arena)
     : PackedWeight(*table.linear) {

@@ -41,6 +41,9 @@ struct PackTarget {
   size_t panel_bytes, unit_stride;
 };
 
+// Whether none of the weights is NaN or infinite; at the speed of memory.
+bool is_finite(const RawPart& part, int num_threads);
+
 class PackedWeight {
  public:
   // Stacks `parts` (one k; formats may differ) row by row. Activations are read as int8 if all parts

@@ -13,7 +13,7 @@ struct Vector {
   float* data = nullptr;
   int size = 0;
 
-  explicit Vector(int n) : memory(n * sizeof(float) + 64, false), data(memory.as<float>()), size(n) {}
+  explicit Vector(int n) : memory(n * sizeof(float) + 64), data(memory.as<float>()), size(n) {}
 };
 
 // y = rms_norm(x) * weight. Writes what is not null: `rows` (float32) and up to two activations.

@@ -51,9 +51,9 @@ uint64_t sort_key(float value, int index) {
 }  // namespace
 
 SampleScratch::SampleScratch(int vocab_size)
-    : logits_memory((static_cast<size_t>(vocab_size) + kCollectSlack) * sizeof(float), false),
-      values_memory((static_cast<size_t>(vocab_size) + kCollectSlack) * sizeof(float), false),
-      ids_memory((static_cast<size_t>(vocab_size) + kCollectSlack) * sizeof(int32_t), false),
+    : logits_memory((static_cast<size_t>(vocab_size) + kCollectSlack) * sizeof(float)),
+      values_memory((static_cast<size_t>(vocab_size) + kCollectSlack) * sizeof(float)),
+      ids_memory((static_cast<size_t>(vocab_size) + kCollectSlack) * sizeof(int32_t)),
       logits(logits_memory.as<float>()),
       values(values_memory.as<float>()),
       ids(ids_memory.as<int32_t>()),

@@ -12,7 +12,7 @@ namespace twostep {
 class TokenTable {
  public:
   TokenTable(int num_rows, int max_len)
-      : memory_(static_cast<size_t>(num_rows) * max_len * sizeof(int32_t), false),
+      : memory_(static_cast<size_t>(num_rows) * max_len * sizeof(int32_t)),
         ids_(memory_.as<int32_t>()),
         num_rows_(num_rows),
         max_len_(max_len) {}

@@ -68,8 +68,8 @@ class Cache {
     const size_t bytes_of_head = kBlockSize * c.head_dim * layout_.element_bytes, block = kHeads * bytes_of_head;
     places_ = {bytes_of_head, block, block * (kNeighbours + 3)};
     const size_t bytes = places_.stride * (s.block_ids.size() / kNeighbours + 1);
-    k_ = Memory(bytes, false);
-    v_ = Memory(bytes, false);
+    k_ = Memory(bytes);
+    v_ = Memory(bytes);
     std::memset(k_.as<char>(), 0xff, k_.bytes());
     std::memset(v_.as<char>(), 0xff, v_.bytes());
     write(s, head);

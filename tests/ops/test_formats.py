@@ -6,6 +6,8 @@ import msgspec.structs
 import numpy as np
 import pytest
 
+from twostep import _native as native
+from twostep.ops.cpu.weights import CpuWeights
 from twostep.ops.formats import (
     FORMATS,
     dequantize,
@@ -170,4 +172,30 @@ def test_is_finite_sees_nan_and_inf(name: str) -> None:
                 blocks[field][-1] = bits[0]
             else:
                 blocks[field][-1] = bad
+            assert not is_finite(broken)
+
+
+@pytest.mark.parametrize("name", list(FORMATS))
+def test_native_is_finite_looks_at_every_piece(name: str) -> None:
+    """Threads share a tensor in pieces of a MiB: its first block, its last, and around an edge."""
+    factory = CpuWeights(native.make_device(""), 2)
+    layout = FORMATS[name].layout
+    rows = 5 * (1 << 19) // layout.itemsize
+    if name in QUANTIZED:
+        raw = random_raw(name, rows, FORMATS[name].block_length)
+    else:
+        largest = {"F32": 0x7F7FFFFF, "F16": 0xFBFF, "BF16": 0xFF7F}[name]
+        words = np.full(rows, largest, "<u4" if name == "F32" else "<u2")
+        raw = RawTensor(name="w", format=name, shape=(rows, 1), data=words.view(np.uint8))
+    assert factory.is_finite(raw)
+    edge = (1 << 20) // layout.itemsize
+    for field in [field for field in ("v", "d", "m") if field in layout.names]:
+        offset, size = layout.fields[field][1], layout.fields[field][0].itemsize
+        bad = {"F32": 0xFF800000, "BF16": 0x7F81}.get(name, 0x7C00)  # -inf, NaN, inf
+        for block in (0, edge - 1, edge, rows - 1):
+            data = raw.data.copy()
+            at = block * layout.itemsize + offset
+            data[at : at + size] = np.frombuffer(bad.to_bytes(size, "little"), np.uint8)
+            broken = msgspec.structs.replace(raw, data=data)
+            assert not factory.is_finite(broken)
             assert not is_finite(broken)

@@ -1,10 +1,13 @@
-"""Idle threads take the KV cache's next memory from the system, and no more."""
+"""Idle threads take the KV cache's next memory from the system, and no more; weights that came in
+small pages they put on huge ones."""
 
 from __future__ import annotations
 
 import time
+from pathlib import Path
 
 import numpy as np
+import pytest
 
 from twostep import _native as native
 
@@ -27,7 +30,7 @@ def test_idle_threads_touch_what_is_written_next() -> None:
     cache = native.KVCache(device, LAYERS, KV_HEADS, HEAD_DIM, 32 * 80, dtype="bf16")
     stream = native.Stream(2)
     assert cache.touched_bytes == 0
-    stream.touch_when_idle(cache)
+    stream.tend_when_idle(cache)
     wait_for_touched(cache, AHEAD)
     write(stream, device, cache, block=32 * 3 + 1)
     wait_for_touched(cache, 4 * RUN_BYTES + AHEAD)
@@ -48,11 +51,58 @@ def test_touching_changes_nothing() -> None:
         stream = native.Stream(2)
         write(stream, device, cache, block=5)
         if touched:
-            stream.touch_when_idle(cache)
+            stream.tend_when_idle(cache)
             wait_for_touched(cache, 2 * RUN_BYTES)
         found.append(attend(stream, device, cache, block=5))
     assert found[0].any()
     assert np.array_equal(found[0], found[1])
+
+
+def huge_bytes() -> int:
+    """What this process has on huge pages."""
+    rollup = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) for line in rollup if line.startswith("AnonHugePages")) * 1024
+
+
+def packed(device: native.Device, arena: native.Arena) -> native.Weight:
+    """24 MiB of weights."""
+    values = np.random.default_rng(1).integers(0, 1 << 14, 4096 * 3072, np.uint16)
+    part = ("BF16", 4096, 3072, values.view(np.uint8))
+    return native.Weight(device, [part], "bf16", 2, arena)
+
+
+def test_weights_in_small_pages_move_to_huge_ones_after_a_step() -> None:
+    """Not before: a process that answers once does not wait for it. Weights stay what they are."""
+    modes = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+    if not modes.exists() or "[never]" in modes.read_text():
+        pytest.skip("this system has no huge pages")
+    device = native.make_device("")
+    cache = native.KVCache(device, LAYERS, KV_HEADS, HEAD_DIM, 32, dtype="bf16")
+    stream = native.Stream(2)
+    arena = native.Arena(dear_nanoseconds=-1)
+    before = huge_bytes()
+    weight = packed(device, arena)
+    rows = np.arange(0, 4096, 37, dtype=np.int32)
+    values = weight.unpack_rows(rows)
+    assert huge_bytes() - before < 2 * MIB
+    stream.tend_when_idle(cache, arena)
+    wait_for_touched(cache, RUN_BYTES)
+    with_cache = huge_bytes()
+    assert with_cache - before <= RUN_BYTES
+    write(stream, device, cache, block=1)
+    end = time.monotonic() + 50
+    while huge_bytes() - with_cache < 16 * MIB and time.monotonic() < end:
+        time.sleep(0.01)
+    assert huge_bytes() - with_cache >= 16 * MIB
+    assert np.array_equal(weight.unpack_rows(rows), values)
+
+
+def test_weights_lie_on_huge_pages_at_once_where_those_are_cheap() -> None:
+    before = huge_bytes()
+    weight = packed(native.make_device(""), native.Arena(dear_nanoseconds=1 << 60))
+    if huge_bytes() == before:
+        pytest.skip("this system gives no huge pages")
+    assert huge_bytes() - before >= weight.nbytes // MIB // 2 * 2 * MIB - 2 * MIB
 
 
 def step_of_one_token(device: native.Device, block: int) -> native.Step:

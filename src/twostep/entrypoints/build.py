@@ -134,7 +134,7 @@ def _build(
     kv_dtype = _choose_kv_dtype(device, options, config)
     scheduler_config, cache_config, sizing = _size(config, options, kv_dtype, pooling, num_threads)
     cpu_model = _record(
-        model, config, device, scheduler_config, sizing, num_threads, kv_dtype, pooler
+        model, factory, config, device, scheduler_config, sizing, num_threads, kv_dtype, pooler
     )
     compiler = compiler_for_path(checkpoint.path, config.vocab_size)
     core = _start_core(
@@ -320,6 +320,7 @@ def common_window(config: ModelConfig) -> int | None:
 
 def _record(
     model: RecordableModel,
+    weights: CpuWeights,
     config: ModelConfig,
     device: native.Device,
     scheduler_config: SchedulerConfig,
@@ -342,6 +343,7 @@ def _record(
         config,
         device,
         limits,
+        weights=weights,
         num_threads=num_threads,
         kv_cache_dtype=kv_dtype,
         pooling=None if pooler is None else pooler.kind,

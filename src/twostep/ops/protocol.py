@@ -138,6 +138,10 @@ class Ops(Protocol):
 class WeightFactory(Protocol):
     """How a loader hands weights to a backend. ``data`` may be a read-only memory map."""
 
+    def is_finite(self, tensor: RawTensor) -> bool:
+        """Whether no weight of the tensor is NaN or infinite."""
+        ...
+
     def linear(self, parts: list[RawTensor], *, precision: LinearPrecision) -> Weight:
         """Parts stacked row-wise ([N_i, K] each, formats may differ), packed for ``linear``."""
         ...

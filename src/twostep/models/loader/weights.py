@@ -16,7 +16,6 @@ from twostep.ops.formats import (
     FORMATS,
     QUANTIZATIONS,
     dequantize,
-    is_finite,
     packed_bytes,
     requantize,
 )
@@ -152,7 +151,7 @@ class WeightLoader:
                 f"{path}: {raw.name}: shape {list(raw.shape)} but the configuration says "
                 f"{list(shape)}; the two do not belong together, download the model again"
             )
-        if not is_finite(raw):
+        if not self._factory.is_finite(raw):
             raise ModelFileError(
                 f"{path}: {raw.name}: has NaN or infinite weights; "
                 "the file is corrupt, download it again"
@@ -169,7 +168,7 @@ class WeightLoader:
                 f"of {FORMATS[target].block_length}; leave out --quantization"
             )
         packed = requantize(raw, target)
-        if not is_finite(packed):
+        if not self._factory.is_finite(packed):
             raise UnsupportedModelError(
                 f"{path}: {raw.name}: weights beyond the range of {target}'s scales; "
                 "leave out --quantization"

@@ -13,6 +13,7 @@ from twostep import _native as native
 from twostep.config.model import ModelConfig, RopeConfig
 from twostep.contracts.pooling import PoolingType
 from twostep.ops.cpu.recorder import Buffers, CpuOps
+from twostep.ops.cpu.weights import CpuWeights
 from twostep.ops.protocol import Carried
 from twostep.ops.reference.rope import rope_tables
 
@@ -122,11 +123,15 @@ class CpuModel:
         device: Any,
         limits: DeviceLimits,
         *,
+        weights: CpuWeights,
         num_threads: int,
         kv_cache_dtype: str,
         pooling: PoolingType | None = None,
     ) -> None:
-        """``pooling``: the model makes vectors of texts, and neither logits nor tokens."""
+        """``weights`` packed the model's weights.
+
+        ``pooling``: the model makes vectors of texts, and neither logits nor tokens.
+        """
         self.limits = limits
         self._pools = pooling is not None
         self._device = device
@@ -143,7 +148,7 @@ class CpuModel:
             limits.block_size,
             kv_cache_dtype,
         )
-        self.stream.touch_when_idle(self.kv_cache)
+        self.stream.tend_when_idle(self.kv_cache, weights.arena)
         buffers = Buffers(limits.max_num_batched_tokens, limits.max_logits_rows)
 
         def new_ops() -> CpuOps:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -45,9 +46,15 @@ class CpuWeights:
     def __init__(self, device: Any, num_threads: int) -> None:
         self._device = device
         self._num_threads = num_threads
-        self._arena = native.Arena()
+        self.arena = native.Arena()
+        """Where they lie."""
         self.num_bytes = 0
         """Bytes of everything packed so far."""
+
+    def is_finite(self, tensor: RawTensor) -> bool:
+        """See ``WeightFactory.is_finite``; other Python threads run meanwhile."""
+        part = (tensor.format, 1, math.prod(tensor.shape), tensor.data)
+        return bool(native.is_finite(part, self._num_threads))
 
     def linear(self, parts: list[RawTensor], *, precision: LinearPrecision) -> CpuWeight:
         """See ``WeightFactory.linear``."""
@@ -56,7 +63,7 @@ class CpuWeights:
             [_part(part) for part in parts],
             precision,
             self._num_threads,
-            self._arena,
+            self.arena,
         )
         self.num_bytes += packed.nbytes
         return CpuWeight(packed, sum(part.shape[0] for part in parts), parts[0].shape[1])
@@ -66,7 +73,7 @@ class CpuWeights:
     ) -> tuple[GatedWeight, GatedWeight]:
         """See ``WeightFactory.gated``: both handles are the same packed pair."""
         packed = native.gated_weight(
-            self._device, _part(gate), _part(up), precision, self._num_threads, self._arena
+            self._device, _part(gate), _part(up), precision, self._num_threads, self.arena
         )
         self.num_bytes += packed.nbytes
         pair = GatedWeight(packed, gate.shape[0], gate.shape[1])

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from twostep.config.model import Activation, RopeConfig
-from twostep.ops.formats import FORMATS, dequantize
+from twostep.ops.formats import FORMATS, dequantize, is_finite
 from twostep.ops.protocol import AttentionSpec, LinearPrecision, RawTensor
 from twostep.ops.reference.activation import gated, gelu
 from twostep.ops.reference.attention import paged_attention, write_kv
@@ -81,6 +81,10 @@ class ReferenceWeights:
 
     def __init__(self, *, exact: bool = True) -> None:
         self.exact = exact
+
+    def is_finite(self, tensor: RawTensor) -> bool:
+        """See ``WeightFactory.is_finite``."""
+        return is_finite(tensor)
 
     def linear(self, parts: list[RawTensor], *, precision: LinearPrecision) -> ReferenceWeight:
         """See ``WeightFactory.linear``."""
