@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -111,3 +114,19 @@ def test_reader_that_goes_away(monkeypatch: pytest.MonkeyPatch, capfd: Any) -> N
     assert cli.main(["models"]) == 1
     assert len(replaced) == 1
     assert capfd.readouterr().err == ""
+
+
+def test_numpy_starts_no_threads_of_its_own() -> None:
+    """They would spin while a model loads."""
+    program = """
+import os, sys
+from twostep.entrypoints.cli.main import main
+main(["--version"])
+import numpy
+print(len(os.listdir("/proc/self/task")))
+"""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("OPENBLAS", "OMP"))}
+    out = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert out.split()[-1] == "1"

@@ -33,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")  # a terminal may not know every character
+    # Nothing here multiplies with NumPy, and the threads that it starts to do so spin for a tenth
+    # of a second: time that a start has on the other cores.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     debug = os.environ.get("TWOSTEP_DEBUG", "") not in ("", "0")
     try:
         return dispatch(sys.argv[1:] if argv is None else argv)
