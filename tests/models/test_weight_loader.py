@@ -22,7 +22,7 @@ from twostep.models.loader.mapped_file import MappedFile
 from twostep.models.loader.memory import available_memory, require_memory
 from twostep.models.loader.weights import estimate_packed_bytes
 from twostep.models.registry import load_model
-from twostep.ops.formats import packed_bytes, requantize
+from twostep.ops.formats import is_finite, packed_bytes, requantize
 from twostep.ops.protocol import LinearPrecision, RawTensor
 from twostep.ops.reference.backend import ReferenceWeights
 
@@ -34,6 +34,9 @@ class Recorder:
         self.parts: dict[str, RawTensor] = {}
         self.precision: dict[str, str] = {}
         self.tied: bool | None = None
+
+    def is_finite(self, tensor: RawTensor) -> bool:
+        return is_finite(tensor)
 
     def linear(self, parts: list[RawTensor], *, precision: LinearPrecision) -> Any:
         self.parts |= {part.name: part for part in parts}
