@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <climits>
 #include <stdexcept>
@@ -19,6 +20,8 @@ namespace {
 // A thread that finds nothing to do spins this long before it sleeps: waking it costs ~60 us,
 // and the next step of a decode usually arrives sooner.
 constexpr int64_t kSpinNanoseconds = 300'000;
+// Without work for so long a thread has time for long pieces of idle work: between two steps of a busy engine it has not.
+constexpr timespec kRest{0, 20'000'000};
 // Inside an op, a thread whose peers still compute yields after this many pauses: the peer may
 // have lost its core to us.
 constexpr int kPausesBeforeYield = 4000;
@@ -51,9 +54,11 @@ int64_t now() {
       .count();
 }
 
-void futex_wait(std::atomic<uint32_t>& word, uint32_t expected) {
-  syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, nullptr,
-          nullptr, 0);
+// False if `timeout` went by; null waits for ever.
+bool futex_wait(std::atomic<uint32_t>& word, uint32_t expected, const timespec* timeout) {
+  return syscall(SYS_futex, reinterpret_cast<uint32_t*>(&word), FUTEX_WAIT_PRIVATE, expected, timeout, nullptr,
+                 0) == 0 ||
+         errno != ETIMEDOUT;
 }
 
 void futex_wake_all(std::atomic<uint32_t>& word) {
@@ -175,11 +180,13 @@ Stream::LaunchPtr Stream::next_launch(uint64_t after) {
 void Stream::worker_loop(int worker) {
   take_long_slices();
   uint64_t seen = 0;  // launches up to here are complete, as far as this thread is concerned
+  bool rested = false;
   while (true) {
     const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
     if (stopping_.load()) return;
     LaunchPtr launch = next_launch(seen);
     if (launch) {
+      rested = false;
       execute(*launch, worker);
       seen = launch->ticket;
       finish(launch);
@@ -189,9 +196,9 @@ void Stream::worker_loop(int worker) {
     for (int spins = 0; epoch_.load(std::memory_order_acquire) == epoch; spins++) {
       pause();
       if ((spins & 255) == 255 && now() - start > kSpinNanoseconds) {
-        if (do_idle_work()) break;
+        if (do_idle_work(rested)) break;
         sleepers_.fetch_add(1, std::memory_order_seq_cst);
-        futex_wait(epoch_, epoch);
+        rested = !futex_wait(epoch_, epoch, rested ? nullptr : &kRest);
         sleepers_.fetch_sub(1, std::memory_order_seq_cst);
         break;
       }
@@ -199,22 +206,22 @@ void Stream::worker_loop(int worker) {
   }
 }
 
-void Stream::set_idle_work(std::function<bool()> piece) {
+void Stream::set_idle_work(IdleWork piece) {
   {
     std::lock_guard lock(mutex_);
-    idle_work_ = std::make_shared<const std::function<bool()>>(std::move(piece));
+    idle_work_ = std::make_shared<const IdleWork>(std::move(piece));
   }
   epoch_.fetch_add(1);  // whoever sleeps looks again
   futex_wake_all(epoch_);
 }
 
-bool Stream::do_idle_work() {
-  std::shared_ptr<const std::function<bool()>> piece;
+bool Stream::do_idle_work(bool rested) {
+  std::shared_ptr<const IdleWork> piece;
   {
     std::lock_guard lock(mutex_);
     piece = idle_work_;
   }
-  return piece && (*piece)();
+  return piece && (*piece)(rested);
 }
 
 void Stream::run_chunk(Launch& launch, const OpRun& op, int chunk, int worker) {

@@ -53,8 +53,10 @@ class Stream {
   uint64_t last_ticket() const { return last_ticket_; }
 
   // What the stream's own threads do, piece by piece, before they sleep: a piece returns whether there was
-  // something to do. A launch waits for one piece at most, and only if all threads are at it.
-  void set_idle_work(std::function<bool()> piece);
+  // something to do. It is told whether the thread has been without work for 20 ms. A launch waits for one piece at
+  // most, and only if all threads are at it.
+  using IdleWork = std::function<bool(bool rested)>;
+  void set_idle_work(IdleWork piece);
 
   // Nanoseconds by op of every launch completed since the profile was switched on:
   // {name, total nanoseconds, number of runs}.
@@ -110,7 +112,7 @@ class Stream {
   };
 
   void worker_loop(int worker);
-  bool do_idle_work();
+  bool do_idle_work(bool rested);
   LaunchPtr next_launch(uint64_t after);
   void execute(Launch& launch, int worker);
   void run_chunk(Launch& launch, const OpRun& op, int chunk, int worker);
@@ -127,7 +129,7 @@ class Stream {
   std::vector<std::thread> threads_;
 
   mutable std::mutex mutex_;             // guards queue_, free_, errors_, profile_, spans_, idle_work_
-  std::shared_ptr<const std::function<bool()>> idle_work_;
+  std::shared_ptr<const IdleWork> idle_work_;
   std::deque<LaunchPtr> queue_;          // not yet complete, oldest first
   std::vector<LaunchPtr> free_;          // to be used again
   std::vector<std::pair<uint64_t, std::string>> errors_;
