@@ -9,8 +9,8 @@
 
 namespace twostep {
 
-// An anonymous mapping, on small pages unless told otherwise: buffers are a little faster on huge ones (too little
-// to measure) and take memory, and the time to clear it, for what is never touched. Freed by the destructor.
+// An anonymous mapping on small pages: on huge ones buffers are no faster that could be measured, and take memory, and
+// the time to clear it, for what is never touched. Freed by the destructor.
 class Memory {
  public:
   Memory() = default;
@@ -31,6 +31,7 @@ class Memory {
     return static_cast<T*>(data_);
   }
   size_t bytes() const { return bytes_; }
+
  private:
   void* data_ = nullptr;
   size_t bytes_ = 0;
