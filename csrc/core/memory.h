@@ -9,8 +9,8 @@
 
 namespace twostep {
 
-// An anonymous mapping on small pages: on huge ones buffers are no faster that could be measured, and take memory, and
-// the time to clear it, for what is never touched. Freed by the destructor.
+// An anonymous mapping on small pages: on huge ones buffers are hardly faster (docs/log.md), and take memory, and the
+// time to clear it, for what is never touched. Freed by the destructor.
 class Memory {
  public:
   Memory() = default;

@@ -7,24 +7,23 @@ namespace twostep {
 
 namespace {
 
-// `words` floats, one after the other from byte `offset` of a block: what can be NaN or infinite, with all bits of
-// `exponent` set then.
-struct Floats {
-  int offset, words;
-  uint32_t exponent;
-};
 struct FormatInfo {
   const char* name;
   BlockSize block;
-  Floats floats;
+  int first_scale = 0, scales = 0;  // half-precision numbers of a quantised block: byte of the first, how many
 };
 constexpr FormatInfo kFormats[] = {
-    {"F32", {1, 4}, {0, 1, 0x7f800000}},   {"F16", {1, 2}, {0, 1, 0x7c00}},
-    {"BF16", {1, 2}, {0, 1, 0x7f80}},      {"Q8_0", {32, 34}, {0, 1, 0x7c00}},
-    {"Q4_0", {32, 18}, {0, 1, 0x7c00}},    {"Q4_1", {32, 20}, {0, 2, 0x7c00}},
-    {"Q5_0", {32, 22}, {0, 1, 0x7c00}},    {"Q5_1", {32, 24}, {0, 2, 0x7c00}},
-    {"Q4_K", {256, 144}, {0, 2, 0x7c00}},  {"Q5_K", {256, 176}, {0, 2, 0x7c00}},
-    {"Q6_K", {256, 210}, {208, 1, 0x7c00}},
+    {"F32", {1, 4}},
+    {"F16", {1, 2}},
+    {"BF16", {1, 2}},
+    {"Q8_0", {32, 34}, 0, 1},
+    {"Q4_0", {32, 18}, 0, 1},
+    {"Q4_1", {32, 20}, 0, 2},
+    {"Q5_0", {32, 22}, 0, 1},
+    {"Q5_1", {32, 24}, 0, 2},
+    {"Q4_K", {256, 144}, 0, 2},
+    {"Q5_K", {256, 176}, 0, 2},
+    {"Q6_K", {256, 210}, 208, 1},
 };
 const FormatInfo& info_of(Format format) { return kFormats[static_cast<int>(format)]; }
 
@@ -34,28 +33,17 @@ uint16_t load_u16(const uint8_t* p) {
   return x;
 }
 
+// Whether one of `count` words, `stride` bytes apart, has all bits of `exponent` set. No way out of the loop, so that
+// the compiler's vectors can take it.
 template <class Word>
-bool all_below(const uint8_t* blocks, size_t count, const FormatInfo& format) {
-  const size_t stride = format.block.bytes;
-  const Word exponent = static_cast<Word>(format.floats.exponent);
-  bool bad = false;  // no way out of the loop, so that the compiler's vectors can take it
-  for (int word = 0; word < format.floats.words; word++) {
-    const uint8_t* p = blocks + format.floats.offset + word * sizeof(Word);
-    if (stride == sizeof(Word)) {  // side by side
-      for (size_t i = 0; i < count; i++) {
-        Word x;
-        std::memcpy(&x, p + i * sizeof(Word), sizeof(Word));
-        bad |= (x & exponent) == exponent;
-      }
-    } else {
-      for (size_t i = 0; i < count; i++) {
-        Word x;
-        std::memcpy(&x, p + i * stride, sizeof(Word));
-        bad |= (x & exponent) == exponent;
-      }
-    }
+inline bool any_bad(const uint8_t* p, size_t count, size_t stride, Word exponent) {
+  bool bad = false;
+  for (size_t i = 0; i < count; i++) {
+    Word x;
+    std::memcpy(&x, p + i * stride, sizeof(Word));
+    bad |= (x & exponent) == exponent;
   }
-  return !bad;
+  return bad;
 }
 
 void nibbles(const uint8_t* packed, uint8_t* q) {
@@ -142,9 +130,14 @@ Format format_of(const std::string& name) {
 const char* name_of(Format format) { return info_of(format).name; }
 
 bool is_finite(Format format, const uint8_t* blocks, size_t count) {
+  if (format == Format::F32) return !any_bad<uint32_t>(blocks, count, 4, 0x7f800000);
+  if (format == Format::F16) return !any_bad<uint16_t>(blocks, count, 2, 0x7c00);
+  if (format == Format::BF16) return !any_bad<uint16_t>(blocks, count, 2, 0x7f80);
   const FormatInfo& info = info_of(format);
-  return format == Format::F32 ? all_below<uint32_t>(blocks, count, info)
-                               : all_below<uint16_t>(blocks, count, info);
+  for (int i = 0; i < info.scales; i++) {
+    if (any_bad<uint16_t>(blocks + info.first_scale + 2 * i, count, info.block.bytes, 0x7c00)) return false;
+  }
+  return true;
 }
 
 BlockSize block_size(Format format) { return info_of(format).block; }
