@@ -229,6 +229,7 @@ def one_round(
             continue
         with turn(engine, stay_loaded=stay_loaded or cell.kind == "start"):
             try:
+                machine.settle(args.threads)
                 if number == 0 and cell.kind in ("prefill", "decode") and not args.quick:
                     engine.measure(cell, requests_of(cell, -1))  # warm up
                 mine.rounds[number] = measure(cell, number, engine, mine, last=args.rounds - 1)

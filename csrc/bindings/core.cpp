@@ -175,8 +175,8 @@ void bind_core(nb::module_& m) {
       .def("tend_when_idle", [](Stream& s, std::shared_ptr<KVCache> cache, std::shared_ptr<Arena> arena) {
         s.set_idle_work([cache, arena](bool rested) {
           if (cache->touch_ahead()) return true;
-          // Up to 25 ms each, so neither between steps nor before the first: a process that answers once is not to wait.
-          return rested && cache->in_use() && ((arena && arena->promote()) || cache->promote());
+          // Up to 25 ms each: not between steps, nor where a process that answers once would wait for it.
+          return rested && ((arena && arena->promote()) || cache->promote());
         });
       }, nb::arg("cache"), nb::arg("arena").none() = nb::none(),
          "Threads without work take the cache's next memory from the system, and put what came in small pages, the "

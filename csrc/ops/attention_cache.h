@@ -57,8 +57,6 @@ class KVCache {
   void* k_blocks(int layer, int head) const { return at(2 * layer, head); }
   void* v_blocks(int layer, int head) const { return at(2 * layer + 1, head); }
   const KVPlaces& places() const { return places_; }
-  // Whether a step has used it.
-  bool in_use() const { return used_.load(std::memory_order_relaxed) > 0; }
   // A step with these blocks comes.
   void expect(const std::vector<int32_t>& block_ids);
   // Touches a huge page, if fewer are than should be; returns whether it did. From any thread.

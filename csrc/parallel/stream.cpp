@@ -10,6 +10,7 @@
 #include <chrono>
 #include <climits>
 #include <stdexcept>
+#include <utility>
 
 #include "parallel/time_slice.h"
 
@@ -20,8 +21,12 @@ namespace {
 // A thread that finds nothing to do spins this long before it sleeps: waking it costs ~60 us,
 // and the next step of a decode usually arrives sooner.
 constexpr int64_t kSpinNanoseconds = 300'000;
-// Without work for so long a thread has time for long pieces of idle work: between two steps of a busy engine it has not.
-constexpr timespec kRest{0, 20'000'000};
+// Without work for so long a thread has time for long pieces of idle work: between two requests of a busy engine it
+// has not.
+constexpr timespec kRest{0, 200'000'000};
+// A thread that sees nothing happen for longer was stopped (SIGSTOP, a laptop's lid), and that is no rest: work may be
+// on its way as the process goes on.
+constexpr int64_t kStoppedNanoseconds = 250'000'000;
 // Inside an op, a thread whose peers still compute yields after this many pauses: the peer may
 // have lost its core to us.
 constexpr int kPausesBeforeYield = 4000;
@@ -181,7 +186,10 @@ void Stream::worker_loop(int worker) {
   take_long_slices();
   uint64_t seen = 0;  // launches up to here are complete, as far as this thread is concerned
   bool rested = false;
+  int64_t seen_at = now();
   while (true) {
+    const int64_t last_seen = std::exchange(seen_at, now());
+    if (seen_at - last_seen > kStoppedNanoseconds) rested = false;
     const uint32_t epoch = epoch_.load(std::memory_order_seq_cst);
     if (stopping_.load()) return;
     LaunchPtr launch = next_launch(seen);

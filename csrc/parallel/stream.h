@@ -53,7 +53,7 @@ class Stream {
   uint64_t last_ticket() const { return last_ticket_; }
 
   // What the stream's own threads do, piece by piece, before they sleep: a piece returns whether there was
-  // something to do. It is told whether the thread has been without work for 20 ms. A launch waits for one piece at
+  // something to do. It is told whether the thread has been without work for 200 ms. A launch waits for one piece at
   // most, and only if all threads are at it.
   using IdleWork = std::function<bool(bool rested)>;
   void set_idle_work(IdleWork piece);
