@@ -1,0 +1,32 @@
+"""A turn begins on a whole machine."""
+
+from __future__ import annotations
+
+import pytest
+
+from benchmarks import machine
+
+
+def work_done(monkeypatch: pytest.MonkeyPatch, stolen: list[float]) -> list[float]:
+    """How often ``settle`` lets two CPUs work, if as much has been stolen in all by each look."""
+    looks, turns = iter(stolen), []
+    monkeypatch.setattr(machine, "stolen_seconds", lambda: next(looks))
+    monkeypatch.setattr(machine, "work", turns.append)
+    machine.settle(2)
+    return turns
+
+
+def test_a_turn_waits_until_the_host_takes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    once = [machine.SETTLE_SECONDS] * 2
+    assert work_done(monkeypatch, [5.0, 5.01]) == once
+    assert work_done(monkeypatch, [5.0, 5.3, 5.3, 5.35, 5.35, 5.35]) == once * 3
+
+
+def test_a_host_that_always_takes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = [float(i) for i in range(2 * machine.SETTLE_TRIES)]
+    assert len(work_done(monkeypatch, looks)) == 2 * machine.SETTLE_TRIES
+
+
+def test_stolen_time_counts_up() -> None:
+    first = machine.stolen_seconds()
+    assert 0 <= first <= machine.stolen_seconds()
