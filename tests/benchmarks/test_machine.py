@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import pytest
-
 from benchmarks import machine
 
 
 def work_done(monkeypatch: pytest.MonkeyPatch, stolen: list[float]) -> list[float]:
     """How often ``settle`` lets two CPUs work, if as much has been stolen in all by each look."""
-    looks, turns = iter(stolen), []
+    looks = iter(stolen)
+    turns: list[float] = []
     monkeypatch.setattr(machine, "stolen_seconds", lambda: next(looks))
     monkeypatch.setattr(machine, "work", turns.append)
     machine.settle(2)
