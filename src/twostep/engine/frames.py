@@ -59,20 +59,27 @@ class FrameSocket:
             return 0
 
     def receive(self) -> list[bytes] | None:
-        """Frames that have arrived, maybe none; None when nothing more will come.
+        """Frames that have arrived; none if there is nothing to read now; None when nothing more
+        will come.
 
         Raises FrameError.
         """
-        try:
-            data = self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
-        except BlockingIOError:
-            return []
-        except ConnectionResetError:  # it died with something of ours unread
-            data = b""
-        if not data:
-            return None
+        frames: list[bytes] = []
+        while not frames:
+            try:
+                data = self._sock.recv(RECEIVE_BYTES, socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                return []
+            except ConnectionResetError:  # it died with something of ours unread
+                data = b""
+            if not data:
+                return None
+            self._received += data
+            frames = self._whole_frames()
+        return frames
+
+    def _whole_frames(self) -> list[bytes]:
         received = self._received
-        received += data
         frames = []
         start = 0
         while len(received) - start >= HEADER_BYTES:

@@ -169,11 +169,15 @@ class AsyncMPClient:
     # -- from the core -----------------------------------------------------------------------
 
     def _read(self) -> None:
-        """What has arrived; at its end, the process has ended."""
+        """All that has arrived; at its end, the process has ended.
+
+        uvloop calls a reader once, and never again, where the other end died with something of ours
+        unread: what is left behind then, the end included, is lost.
+        """
         try:
-            frames = self._wire.receive()
-            for frame in frames or ():
-                self._handle(self._codec.decode_core_message(frame))
+            while frames := self._wire.receive():
+                for frame in frames:
+                    self._handle(self._codec.decode_core_message(frame))
         except (FrameError, WireError) as error:
             self._process.kill()  # its news can't be trusted to be complete
             self._die(EngineDeadError(f"the engine core was stopped: {error}"))
