@@ -47,9 +47,9 @@ def describe(threads: int) -> dict[str, Any]:
 def settle(threads: int) -> None:
     """Work on all CPUs until they get all their time: no turn pays for the one before it.
 
-    A virtual machine that used more than its share is made to wait later on. Here a program that
-    had taken and freed a gigabyte (its host counts the work of giving pages) cost whoever came
-    after it 40 of every 100 ms, for half a second, even after 4 s of rest.
+    A host may make a virtual machine wait for what it used before. Here whoever came after two
+    runs of a program that takes and frees its weights lost 40 of every 100 ms, for half a second,
+    even after 4 s of rest.
     """
     for _ in range(SETTLE_TRIES):
         before = stolen_seconds()
