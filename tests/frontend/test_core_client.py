@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
+from collections.abc import Callable, Coroutine
 
 import pytest
 import uvloop
@@ -31,7 +32,7 @@ def frame(message: LoadProgress) -> bytes:
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 @pytest.mark.parametrize("is_cut", [False, True])
 def test_a_core_that_dies_with_mail_unread_on_both_sides_is_noticed(
-    run: object, is_cut: bool
+    run: Callable[[Coroutine[None, None, None]], None], is_cut: bool
 ) -> None:
     """uvloop had the reader called once, for what the core had sent: its death was never heard of,
     clients waited for ever, and SIGTERM did not end the server."""
@@ -52,4 +53,4 @@ def test_a_core_that_dies_with_mail_unread_on_both_sides_is_noticed(
             await asyncio.wait_for(client.wait_until_ready(), 10)
         await client.shutdown()
 
-    run(go())  # type: ignore[operator]
+    run(go())
