@@ -12,6 +12,8 @@ namespace {
 
 // Tasks a thread should find, so that an uneven end costs little.
 constexpr int kTasksPerThread = 4;
+// Where the longest is shorter than a thread's share by this, the order matters little to how they end.
+constexpr int kShortTasksPerThread = 16;
 
 struct Tile {
   int req, token, row, num_tokens;
@@ -111,13 +113,23 @@ void add_tasks(AttentionWork& work, const Tile& tile, int h, int num_heads, int6
   }
 }
 
-// The longest first, dealt out so that each worker's range (see Stream) has its share of them; but where
-// they are about as long, neighbours stay neighbours.
+// Worker w gets the runs w and 2 n - 1 - w of 2 n: of a prompt, whose later tokens see more, a short and a long one.
+// Neighbours stay neighbours: the activations of their tokens share lines, and so do those of all the ops around.
+void fold(std::vector<AttentionTask>& tasks, int num_threads) {
+  const auto n = static_cast<std::ptrdiff_t>(tasks.size());
+  const int runs = 2 * num_threads;
+  std::vector<AttentionTask> folded;
+  folded.reserve(tasks.size());
+  for (int w = 0; w < num_threads; w++) {
+    for (const int run : {w, runs - 1 - w}) {
+      folded.insert(folded.end(), tasks.begin() + n * run / runs, tasks.begin() + n * (run + 1) / runs);
+    }
+  }
+  tasks = std::move(folded);
+}
+
+// The longest first, dealt out so that each worker's range (see Stream) has its share of them.
 void deal(std::vector<AttentionTask>& tasks, int num_threads) {
-  const auto [least, most] = std::minmax_element(
-      tasks.begin(), tasks.end(),
-      [](const AttentionTask& a, const AttentionTask& b) { return a.cost < b.cost; });
-  if (tasks.empty() || most->cost <= 2 * least->cost) return;
   std::stable_sort(tasks.begin(), tasks.end(),
                    [](const AttentionTask& a, const AttentionTask& b) { return a.cost > b.cost; });
   if (num_threads == 1) return;
@@ -134,7 +146,20 @@ void deal(std::vector<AttentionTask>& tasks, int num_threads) {
   tasks = std::move(dealt);
 }
 
-std::shared_ptr<const AttentionWork> make_work(const Step& step, const AttentionShape& shape) {
+// Puts the tasks, `total` their cost, in an order that lets the threads end together.
+void arrange(std::vector<AttentionTask>& tasks, int64_t total, int num_threads) {
+  const auto [least, most] = std::minmax_element(
+      tasks.begin(), tasks.end(),
+      [](const AttentionTask& a, const AttentionTask& b) { return a.cost < b.cost; });
+  if (tasks.empty() || most->cost <= 2 * least->cost) return;
+  if (most->cost * num_threads * kShortTasksPerThread <= total) {
+    fold(tasks, num_threads);
+  } else {
+    deal(tasks, num_threads);
+  }
+}
+
+std::shared_ptr<AttentionWork> make_work(const Step& step, const AttentionShape& shape) {
   check_blocks(step, shape);
   if (!shape.causal) check_whole_texts(step);
   auto work = std::make_shared<AttentionWork>();
@@ -150,7 +175,13 @@ std::shared_ptr<const AttentionWork> make_work(const Step& step, const Attention
       add_tasks(*work, tile, h, num_heads, target, free_row);
     }
   }
-  deal(work->tasks, shape.num_threads);
+  arrange(work->tasks, total, shape.num_threads);
+  return work;
+}
+
+const AttentionWork* find_work(const Step& step, const AttentionShape& shape) {
+  const AttentionWork* work = step.newest_attention_work.load(std::memory_order_acquire);
+  while (work && !(work->shape == shape)) work = work->before;
   return work;
 }
 
@@ -169,12 +200,15 @@ AttentionSpan tile_span(const Step& step, const AttentionShape& shape, int req, 
 }
 
 const AttentionWork& attention_work(const Step& step, const AttentionShape& shape) {
+  // Every task of every layer comes by, on all threads: a lock's line would go from core to core each time.
+  if (const AttentionWork* work = find_work(step, shape)) return *work;
   std::lock_guard lock(step.attention_mutex);
-  for (const auto& work : step.attention_work) {
-    if (work->shape == shape) return *work;
-  }
-  step.attention_work.push_back(make_work(step, shape));
-  return *step.attention_work.back();
+  if (const AttentionWork* work = find_work(step, shape)) return *work;
+  auto work = make_work(step, shape);
+  work->before = step.newest_attention_work.load(std::memory_order_relaxed);
+  step.attention_work.push_back(work);
+  step.newest_attention_work.store(work.get(), std::memory_order_release);
+  return *work;
 }
 
 }  // namespace twostep

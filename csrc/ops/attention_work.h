@@ -49,6 +49,7 @@ struct AttentionWork {
   AttentionShape shape;
   std::vector<AttentionTask> tasks;   // chunk i is tasks[i]
   std::vector<AttentionTask> merges;  // tiles whose segments several tasks share: all their segments
+  const AttentionWork* before;        // what the same step got before this, or null
 };
 
 // The segments that tokens position .. position + num_tokens - 1 see, and how many positions.

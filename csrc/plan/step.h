@@ -2,6 +2,7 @@
 // prepared, and block tables can change, without disturbing one in flight.
 #pragma once
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -68,9 +69,11 @@ struct Step {
   bool has_lone_tokens = false;      // every request has one token
   bool samples_all = false;          // the logits rows are the tokens, in their order
   Tiles tiles[2][kNumActForms];      // [RowSet][ActForm]
-  // Derived by attention when it is launched, once for all layers of a kind.
+  // Derived by attention when it is launched, once for all layers of a kind: kept under the mutex, found
+  // without it, the newest first.
   mutable std::mutex attention_mutex;
   mutable std::vector<std::shared_ptr<const AttentionWork>> attention_work;
+  mutable std::atomic<const AttentionWork*> newest_attention_work{nullptr};
   std::shared_ptr<PooledStep> pooled;
 
   bool is_cached(int t) const {
