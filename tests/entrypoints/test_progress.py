@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +74,25 @@ def test_folder_bytes(tmp_path: Path) -> None:
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
     assert folder_bytes(tmp_path / "missing") == 0
     assert folder_bytes(tmp_path) >= 3
+
+
+def test_folder_that_vanishes_while_it_is_walked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pip removed its folder between our look at the parent and at it: the bar's thread died."""
+    (tmp_path / "a").write_bytes(b"12345")
+    unpacked = tmp_path / "pip-unpack-x"
+    unpacked.mkdir()
+    scandir = os.scandir
+
+    def just_too_late(path: Any = ".") -> Any:
+        if Path(path) == unpacked:
+            unpacked.rmdir()
+        return scandir(path)
+
+    monkeypatch.setattr(os, "scandir", just_too_late)
+    assert folder_bytes(tmp_path) == 5
+    assert not unpacked.exists()
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -146,12 +147,12 @@ def _watch(folder: Path, advance: Advance, stop: threading.Event, seconds: float
 
 
 def folder_bytes(folder: Path) -> int:
-    """Bytes of all files under a folder that others are writing to; vanishing files count 0."""
+    """Bytes of all files under a folder that others are writing to; what vanishes counts 0."""
     total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            stat = path.lstat()
-            total += stat.st_size if not path.is_dir() else 0
+    for parent, _, names in os.walk(folder):  # passes over folders that are gone by their turn
+        for name in names:
+            with contextlib.suppress(OSError):
+                total += os.lstat(os.path.join(parent, name)).st_size
     return total
 
 
