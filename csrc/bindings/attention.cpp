@@ -36,6 +36,17 @@ std::shared_ptr<RopeTable> make_rope_table(FloatMatrix cos, FloatMatrix sin) {
                                      static_cast<int>(cos.shape(1)));
 }
 
+// (offset in the cache, bytes) of what an op's chunks will read of it, for tests.
+nb::list read_ahead(const KVCache& cache, const Plan& plan, size_t op, const Step& step) {
+  const Op& reader = *plan.ops().at(op);
+  ReadAhead ahead;
+  if (reader.reads_cache()) reader.add_cached(step, 0, reader.num_chunks(step), ahead);
+  const char* start = static_cast<const char*>(cache.k_blocks(0, 0));
+  nb::list found;
+  for (const Stretch& s : ahead.stretches()) found.append(nb::make_tuple(s.begin - start, s.end - s.begin));
+  return found;
+}
+
 void bind_cache(nb::module_& m) {
   nb::class_<KVCache>(m, "KVCache", "Pools of KV blocks of all layers; zeroed, lazy.")
       .def(nb::new_([](const Device& d, int num_layers, int num_kv_heads, int head_dim, int num_blocks,
@@ -45,6 +56,8 @@ void bind_cache(nb::module_& m) {
       }), nb::arg("device"), nb::arg("num_layers"), nb::arg("num_kv_heads"), nb::arg("head_dim"),
           nb::arg("num_blocks"), nb::arg("block_size") = kBlockSize, nb::arg("dtype") = "bf16")
       .def_prop_ro("nbytes", &KVCache::nbytes)
+      .def("read_ahead", &read_ahead, nb::arg("plan"), nb::arg("op"), nb::arg("step"),
+           "[(offset, bytes)] that products in front of this op fetch for it.")
       .def_prop_ro("touched_bytes", &KVCache::touched_bytes, "What idle threads took from the system ahead.")
       .def_prop_ro("dtype", [](const KVCache& c) { return kv_type_name(c.type); })
       .def_ro("num_layers", &KVCache::num_layers)

@@ -20,6 +20,7 @@
 // (vpmaddubsw, vpdpbusd) take in one lane.
 #pragma once
 #include "core/act.h"
+#include "core/read_ahead.h"
 
 namespace twostep {
 
@@ -115,6 +116,7 @@ struct PanelArgs {
   bool few_rows_hint;   // see LinearKernels
   bool in_cache;        // the panels have just been read, for the tile before, or fetched
   std::ptrdiff_t next;  // then: bytes from each to the one that is read next and to be fetched now; or 0
+  ReadAhead* ahead = nullptr;  // to be fetched where memory is idle; or null
 };
 
 enum class GateFn : uint8_t { Silu, GeluTanh };

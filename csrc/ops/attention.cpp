@@ -55,7 +55,7 @@ class Attention final : public Op {
     return static_cast<int>(attention_work(step, layer_->shape).tasks.size());
   }
 
-  void run(const Step& step, int chunk, int worker) const override {
+  void run(const Step& step, int chunk, Worker& worker) const override {
     const Layer& layer = *layer_;
     const std::vector<AttentionTask>& tasks = attention_work(step, layer.shape).tasks;
     const AttentionTask& task = tasks[chunk];
@@ -63,7 +63,7 @@ class Attention final : public Op {
       fetch_queries(tasks[chunk + 1]);
       fetch_first_keys(step, tasks[chunk + 1]);
     }
-    const AttentionScratch::Worker& scratch = layer.scratch->worker(worker);
+    const AttentionScratch::Worker& scratch = layer.scratch->worker(worker.index);
     const AttentionSpan span = tile_span(step, layer.shape, task.req, task.token, task.num_tokens);
     // Whoever reads the token's own key and value writes them.
     if (layer.writes(step) && task.segment_end == span.segment_end) {
@@ -81,7 +81,37 @@ class Attention final : public Op {
     }
   }
 
+  bool reads_cache() const override { return true; }
+  // Of tokens alone: the tiles of a prompt compute more than they read.
+  void add_cached(const Step& step, int first, int end, ReadAhead& ahead) const override {
+    const std::vector<AttentionTask>& tasks = attention_work(step, layer_->shape).tasks;
+    for (int i = first; i < end && ahead.bytes() < kMostAhead; i++) {
+      if (tasks[i].num_tokens == 1) add_blocks(step, tasks[i], ahead);
+    }
+  }
+
  private:
+  // More than products find the time to fetch.
+  static constexpr size_t kMostAhead = 2 << 20;
+
+  // As kernels read them: a segment's keys, then its values.
+  void add_blocks(const Step& step, const AttentionTask& task, ReadAhead& ahead) const {
+    const KVCache& cache = *layer_->cache;
+    const int32_t* ids = step.block_ids.data() + step.block_starts[task.req];
+    const AttentionSpan span = tile_span(step, layer_->shape, task.req, task.token, task.num_tokens);
+    const int end = layer_->shape.causal ? step.positions[task.token] + 1 : step.seq_lens[task.req];
+    const size_t bytes = task.num_heads * cache.places().head_bytes;
+    for (int s = task.segment_begin; s < task.segment_end; s++) {
+      const int first_block = std::max(s * kSegment, end - span.positions) / kBlockSize;
+      const int last_block = (std::min((s + 1) * kSegment, end) - 1) / kBlockSize;
+      for (void* pool : {cache.k_blocks(layer_->index, task.kv_head), cache.v_blocks(layer_->index, task.kv_head)}) {
+        for (int b = first_block; b <= last_block; b++) {
+          ahead.add(static_cast<const char*>(pool) + cache.places().of(ids[b]), bytes);
+        }
+      }
+    }
+  }
+
   // What a task reads first, while the one before it is under way: within a task, kernels look ahead.
   void fetch_queries(const AttentionTask& task) const {
     if (!layer_->rope) return;
@@ -162,7 +192,7 @@ class AttentionMerge final : public Op {
   int num_chunks(const Step& step) const override {
     return static_cast<int>(attention_work(step, layer_->shape).merges.size());
   }
-  void run(const Step& step, int chunk, int worker) const override {
+  void run(const Step& step, int chunk, Worker& worker) const override {
     const Layer& layer = *layer_;
     const AttentionTask& task = attention_work(step, layer.shape).merges[chunk];
     const int rows = task.num_tokens * task.num_heads * layer.shape.group;
@@ -171,7 +201,7 @@ class AttentionMerge final : public Op {
       const int row = task.partial_row + (s - task.segment_begin) * rows;
       layer.cache->kernels.merge(total, layer.scratch->partial(row), rows, layer.cache->head_dim);
     }
-    layer.finish(step, task, total, layer.scratch->worker(worker).out);
+    layer.finish(step, task, total, layer.scratch->worker(worker.index).out);
   }
 
  private:

@@ -33,7 +33,7 @@ class RopeCache final : public Op {
     return RowChunks(step.num_tokens).count();
   }
 
-  void run(const Step& step, int chunk, int) const override {
+  void run(const Step& step, int chunk, Worker&) const override {
     const RowChunks chunks(step.num_tokens);
     for (int t = chunks.begin(chunk); t < chunks.end(chunk); t++) {
       rope_->fetch(step, t);

@@ -67,10 +67,11 @@ class Linear final : public Op {
     check_rows(name(), step.num_rows(set_), out_.get());
     return cut(step).size();
   }
-  void run(const Step& step, int index, int) const override {
+  void run(const Step& step, int index, Worker& worker) const override {
     const Tiles& tiles = step.tiles_of(set_, weight_->act_form());
     grid_.for_each(cut(step), tiles.size(), index, [&](int t, int first, int end, LinearGrid::Reads reads) {
       const auto& tile = tiles.tiles[t];
+      reads.ahead = worker.ahead.unless_done();
       float* y = out_->row(tile.r0) + grid_.unit_first(first);
       grid_.run(act_->act(), tile.r0, tile.rows, first, end, y, out_->width,
                 bias_ ? bias_->data : nullptr, add_, reads);
@@ -133,9 +134,10 @@ class GatedLinear final : public Op {
     check_rows(name(), step.num_rows(set_), rows_.get());
     return cut(step).size();
   }
-  void run(const Step& step, int index, int) const override {
+  void run(const Step& step, int index, Worker& worker) const override {
     const Tiles& tiles = step.tiles_of(set_, weight_->gate.act_form());
     gate_.for_each(cut(step), tiles.size(), index, [&](int t, int first, int end, LinearGrid::Reads reads) {
+      reads.ahead = worker.ahead.unless_done();
       for (int unit = first; unit < end; unit++) run_unit(step, tiles.tiles[t], unit, reads);
     });
   }
@@ -193,7 +195,7 @@ class Embed final : public Op {
     check_rows(name(), step.num_tokens, out_.get());
     return RowChunks(step.num_tokens).count();
   }
-  void run(const Step& step, int chunk, int) const override {
+  void run(const Step& step, int chunk, Worker&) const override {
     const RowChunks chunks(step.num_tokens);
     for (int t = chunks.begin(chunk); t < chunks.end(chunk); t++) {
       float* y = out_->row(t);

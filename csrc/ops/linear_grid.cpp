@@ -93,7 +93,7 @@ void LinearGrid::run(const Act& act, int r0, int rows, int first, int end, float
     kernels_.panels[static_cast<int>(form_)][static_cast<int>(segment.kind)](
         {unit.panel, segment.panel_bytes, outputs, act.from_row(r0), rows, y + (unit.first - origin), y_stride,
          bias ? bias + unit.first : nullptr, add, kernels_.few_rows_hint, reads.in_cache,
-         reads.next});
+         reads.next, reads.ahead});
   }
 }
 

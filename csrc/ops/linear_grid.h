@@ -27,6 +27,7 @@ class LinearGrid {
   struct Reads {
     bool in_cache = false;    // they were just read, or fetched
     std::ptrdiff_t next = 0;  // then: bytes from each to the one to be fetched meanwhile; or 0
+    ReadAhead* ahead = nullptr;  // to be fetched besides
   };
   // `work` times this weight (2 for a gated pair) over `rows` rows in `tiles` tiles. Prefers to cut the outputs,
   // so that a chunk reads its weights from memory once. Many tiles are cut as well, so that the activations of a

@@ -90,7 +90,7 @@ class MoeRoute final : public MoeOp {
     if (rows(step) > moe_->spec.max_rows) throw std::invalid_argument("moe: too many rows");
     return (rows(step) + kRowsPerChunk - 1) / kRowsPerChunk;
   }
-  void run(const Step& step, int chunk, int) const override {
+  void run(const Step& step, int chunk, Worker&) const override {
     const int end = std::min(rows(step), (chunk + 1) * kRowsPerChunk);
     std::vector<int32_t> order(moe_->num_experts());
     for (int m = chunk * kRowsPerChunk; m < end; m++) route(m, order);
@@ -131,7 +131,7 @@ class MoeSort final : public MoeOp {
   using MoeOp::MoeOp;
   const char* name() const override { return "moe_sort"; }
   int num_chunks(const Step& step) const override { return rows(step) > 0 ? 1 : 0; }
-  void run(const Step& step, int, int) const override {
+  void run(const Step& step, int, Worker&) const override {
     Moe& moe = *moe_;
     const int pairs = rows(step) * moe.spec.top_k;
     std::vector<int> starts(moe.num_experts() + 1);
@@ -166,7 +166,7 @@ class MoeGather final : public MoeOp {
   int num_chunks(const Step& step) const override {
     return (rows(step) * moe_->spec.top_k + kRowsPerChunk - 1) / kRowsPerChunk;
   }
-  void run(const Step& step, int chunk, int) const override {
+  void run(const Step& step, int chunk, Worker&) const override {
     const int n = num_chunks(step), tiles = static_cast<int>(moe_->in_tiles.size());
     for (int t = part(tiles, chunk, n); t < part(tiles, chunk + 1, n); t++) {
       const Moe::Tile& tile = moe_->in_tiles[t];
@@ -210,7 +210,7 @@ class MoeGated final : public MoeOp {
     const auto units = static_cast<int64_t>(moe_->experts[0].gate.num_units());
     return static_cast<int>(std::min<int64_t>(256, rows(step) * moe_->spec.top_k * units));
   }
-  void run(const Step& step, int chunk, int) const override {
+  void run(const Step& step, int chunk, Worker&) const override {
     const int n = num_chunks(step), units = moe_->experts[0].gate.num_units();
     const int work = static_cast<int>(moe_->in_tiles.size()) * units;
     for (int i = part(work, chunk, n); i < part(work, chunk + 1, n); i++) {
@@ -250,7 +250,7 @@ class MoeDown final : public MoeOp {
   int num_chunks(const Step& step) const override {
     return rows(step) > 0 ? moe_->experts[0].out.num_units() : 0;
   }
-  void run(const Step& step, int unit, int) const override {
+  void run(const Step& step, int unit, Worker&) const override {
     alignas(64) float y[kMaxTileRows * kGroup];
     const Moe& moe = *moe_;
     const int first = moe.experts[0].out.unit_first(unit), n = moe.experts[0].out.unit_outputs(unit);

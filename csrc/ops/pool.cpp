@@ -24,7 +24,7 @@ class PoolRows final : public Op {
     target(step, x_->width);
     return step.num_logits;
   }
-  void run(const Step& step, int s, int) const override {
+  void run(const Step& step, int s, Worker&) const override {
     std::copy_n(x_->row(s), x_->width, step.pooled->row(s));
   }
 
@@ -47,7 +47,7 @@ class PoolMean final : public Op {
     }
     return step.num_reqs;
   }
-  void run(const Step& step, int r, int) const override {
+  void run(const Step& step, int r, Worker&) const override {
     float* sum = sums_->row(step.rows[r]);
     const int begin = step.query_start_loc[r], end = step.query_start_loc[r + 1];
     if (begin < end && step.positions[begin] == 0) std::fill_n(sum, x_->width, 0.0f);

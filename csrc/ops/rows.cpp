@@ -22,7 +22,7 @@ class RowOp : public Op {
   int num_chunks(const Step& step) const override {
     return acts_.empty() ? RowChunks(step.num_rows(set_)).count() : tiles(step).size();
   }
-  void run(const Step& step, int chunk, int) const override {
+  void run(const Step& step, int chunk, Worker&) const override {
     if (acts_.empty()) {
       const RowChunks chunks(step.num_rows(set_));
       for (int m = chunks.begin(chunk); m < chunks.end(chunk); m++) row(step, m);
@@ -53,7 +53,7 @@ class RmsNorm final : public RowOp {
     if (weight_->size != x_->width) throw std::invalid_argument("rms_norm: weight and row differ in width");
   }
   const char* name() const override { return "rms_norm"; }
-  void run(const Step& step, int chunk, int worker) const override {
+  void run(const Step& step, int chunk, Worker& worker) const override {
     if (acts_.empty()) return RowOp::run(step, chunk, worker);
     const Tiles::Tile& tile = tiles(step).tiles[chunk];
     const float* x[kMaxTileRows];
@@ -237,7 +237,7 @@ class ApplyStaged final : public Op {
  public:
   const char* name() const override { return "apply_staged"; }
   int num_chunks(const Step& step) const override { return step.staged.empty() ? 0 : 1; }
-  void run(const Step& step, int, int) const override {
+  void run(const Step& step, int, Worker&) const override {
     for (const auto& write : step.staged) write();
   }
 };

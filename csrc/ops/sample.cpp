@@ -36,14 +36,14 @@ class Sample final : public Op {
     return step.num_logits;
   }
 
-  void run(const Step& step, int m, int worker) const override {
+  void run(const Step& step, int m, Worker& worker) const override {
     SampleStep& out = *step.sample;
     out.tokens[m] = -1;
     out.failures[m] = SampleFailure::None;
     out.logprobs[m] = {};
     const int row = step.rows[step.logits_reqs[m]];
     const int position = step.positions[step.logits_indices[m]] + 1;
-    RowSampler sampler(kernels_, state_->vocab_size(), scratch_.at(worker));
+    RowSampler sampler(kernels_, state_->vocab_size(), scratch_.at(worker.index));
     if (out.kinds[m] == SampleKind::Sample) {
       sample(out, m, row, position, sampler);
     } else if (out.kinds[m] == SampleKind::Score) {

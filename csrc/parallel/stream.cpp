@@ -76,8 +76,10 @@ void futex_wake_all(std::atomic<uint32_t>& word) {
 Stream::Stream(int num_threads, bool caller_joins)
     : num_threads_(num_threads), caller_joins_(caller_joins) {
   if (num_threads < 1) throw std::invalid_argument("stream: num_threads must be at least 1");
+  workers_.resize(static_cast<size_t>(num_threads));
+  for (int w = 0; w < num_threads; w++) workers_[w].index = w;
   for (int w = caller_joins ? 1 : 0; w < num_threads; w++) {
-    threads_.emplace_back([this, w] { worker_loop(w); });
+    threads_.emplace_back([this, w] { worker_loop(workers_[w]); });
   }
 }
 
@@ -103,6 +105,7 @@ uint64_t Stream::launch(const Plan& plan, std::shared_ptr<const Step> step) {
   }
   if (!launch) launch = std::make_shared<Launch>();
   launch->ops.clear();
+  launch->cache_readers.clear();
   size_t leader = 0;
   const auto& ops = plan.ops();
   for (size_t i = 0; i < ops.size(); i++) {
@@ -115,6 +118,7 @@ uint64_t Stream::launch(const Plan& plan, std::shared_ptr<const Step> step) {
     } else {
       leader = launch->ops.size();
     }
+    if (ops[i]->reads_cache()) launch->cache_readers.push_back(launch->ops.size());
     launch->ops.push_back({ops[i].get(), chunks, 0});
   }
   const size_t need = launch->ops.size() * static_cast<size_t>(num_threads_ + 1);
@@ -150,7 +154,7 @@ void Stream::wait(uint64_t ticket) {
     while (!done(ticket)) {
       LaunchPtr launch = next_launch(completed_.load(std::memory_order_acquire));
       if (!launch) continue;  // just completed by a helper
-      execute(*launch, 0);
+      execute(*launch, workers_[0]);
       finish(launch);
     }
   } else {
@@ -182,7 +186,7 @@ Stream::LaunchPtr Stream::next_launch(uint64_t after) {
   return nullptr;
 }
 
-void Stream::worker_loop(int worker) {
+void Stream::worker_loop(Worker& worker) {
   take_long_slices();
   uint64_t seen = 0;  // launches up to here are complete, as far as this thread is concerned
   bool rested = false;
@@ -232,7 +236,7 @@ bool Stream::do_idle_work(bool rested) {
   return piece && (*piece)(rested);
 }
 
-void Stream::run_chunk(Launch& launch, const OpRun& op, int chunk, int worker) {
+void Stream::run_chunk(Launch& launch, const OpRun& op, int chunk, Worker& worker) {
   if (launch.failed.load(std::memory_order_relaxed)) return;  // drain the counters only
   try {
     op.op->run(*launch.step, chunk, worker);
@@ -244,7 +248,7 @@ void Stream::run_chunk(Launch& launch, const OpRun& op, int chunk, int worker) {
   }
 }
 
-void Stream::run_riders(Launch& launch, size_t leader, int worker) {
+void Stream::run_riders(Launch& launch, size_t leader, Worker& worker) {
   const size_t end = leader + 1 + static_cast<size_t>(launch.ops[leader].riders);
   for (size_t i = leader + 1; i < end; i++) {
     run_chunk(launch, launch.ops[i], 0, worker);
@@ -252,12 +256,17 @@ void Stream::run_riders(Launch& launch, size_t leader, int worker) {
   }
 }
 
+Stream::Range Stream::share(const OpRun& op, int worker) const {
+  const auto part = [&](int w) { return static_cast<int>(static_cast<int64_t>(op.chunks) * w / num_threads_); };
+  return {part(worker), part(worker + 1)};
+}
+
 Stream::Fetch Stream::fetch_behind(const Launch& launch, size_t op, int worker) const {
   const size_t end = std::min(launch.ops.size(), op + 1 + kOpsToWeights);
   for (size_t i = op + 1; i < end; i++) {
     const OpRun& next = launch.ops[i];
-    const auto share = [&](int w) { return static_cast<int>(static_cast<int64_t>(next.chunks) * w / num_threads_); };
-    Stretch weights = next.op->weights(*launch.step, share(worker), share(worker + 1));
+    const Range mine = share(next, worker);
+    Stretch weights = next.op->weights(*launch.step, mine.begin, mine.end);
     if (weights.begin == weights.end) continue;
     weights.end = std::min(weights.end, weights.begin + kBytesOfWeights);
     return {i, weights};
@@ -265,22 +274,34 @@ Stream::Fetch Stream::fetch_behind(const Launch& launch, size_t op, int worker) 
   return {end - 1, {}};
 }
 
+// From now on the worker's products fetch what it will read in the op that reads the KV cache next.
+void Stream::look_ahead(const Launch& launch, size_t op, Worker& worker) const {
+  worker.ahead.clear();
+  const auto& readers = launch.cache_readers;
+  const auto next = std::upper_bound(readers.begin(), readers.end(), op);
+  if (next == readers.end()) return;
+  const Range mine = share(launch.ops[*next], worker.index);
+  launch.ops[*next].op->add_cached(*launch.step, mine.begin, mine.end, worker.ahead);
+}
+
 // Takes part in all remaining ops; returns when every one of them is complete.
-void Stream::execute(Launch& launch, int worker) {
+void Stream::execute(Launch& launch, Worker& worker) {
   const bool timed = !launch.op_end.empty();
   const size_t n = launch.ops.size();
   Fetch fetch;
+  bool is_first = true;
   for (size_t i = static_cast<size_t>(launch.current_op.load(std::memory_order_acquire)); i < n;
        i += 1 + static_cast<size_t>(launch.ops[i].riders)) {
     const OpRun& op = launch.ops[i];
     const int complete = op.chunks + (op.riders > 0 ? 1 : 0);  // riders count as one more chunk
     std::atomic<int32_t>& done = counter(launch, i, num_threads_).value;
     int finished = 0;
+    if (is_first || op.op->reads_cache()) look_ahead(launch, i, worker);
+    is_first = false;
     for (int k = 0; k < num_threads_; k++) {  // own range first, then steal
-      int victim = worker + k;
+      int victim = worker.index + k;
       if (victim >= num_threads_) victim -= num_threads_;
-      const int begin = static_cast<int>(static_cast<int64_t>(op.chunks) * victim / num_threads_);
-      const int end = static_cast<int>(static_cast<int64_t>(op.chunks) * (victim + 1) / num_threads_);
+      const auto [begin, end] = share(op, victim);
       std::atomic<int32_t>& next = counter(launch, i, victim).value;
       while (begin + next.load(std::memory_order_relaxed) < end) {
         const int chunk = begin + next.fetch_add(1, std::memory_order_relaxed);
@@ -304,7 +325,7 @@ void Stream::execute(Launch& launch, int worker) {
       continue;
     }
     for (int spins = 0; done.load(std::memory_order_acquire) < complete;) {
-      if (fetch.op <= i) fetch = fetch_behind(launch, i, worker);
+      if (fetch.op <= i) fetch = fetch_behind(launch, i, worker.index);
       if (fetch.rest.begin < fetch.rest.end) {
         for (std::ptrdiff_t b = 0; b < kFetchPiece; b += 64) __builtin_prefetch(fetch.rest.begin + b, 0, 2);
         fetch.rest.begin += kFetchPiece;

@@ -11,7 +11,8 @@
 // that lost its core and holds no chunk stalls nobody, and a late joiner finds its place.
 //
 // A thread that waits for an op to be completed fetches what it will read next: the weights of the next
-// product. While norms and attention compute, memory would idle, and memory paces a step of few rows.
+// product. While norms and attention compute, memory would idle, and memory paces a step of few rows. With more
+// rows it idles while products compute, and paces attention: products fetch what that will read (Worker::ahead).
 //
 // An op of a single chunk (the norms and the rotation of a few tokens) has nothing to share: whoever
 // completes the op in front of it runs it as well, and the others wait once instead of twice.
@@ -93,6 +94,7 @@ class Stream {
     uint64_t ticket = 0;
     std::shared_ptr<const Step> step;
     std::vector<OpRun> ops;
+    std::vector<size_t> cache_readers;    // those of them that read the KV cache
     std::unique_ptr<Counter[]> counters;  // [ops][num_threads + 1]: next chunk by worker, then chunks done
     size_t counters_size = 0;
     std::atomic<int32_t> current_op{0};   // a hint for late joiners
@@ -105,19 +107,25 @@ class Stream {
   };
   using LaunchPtr = std::shared_ptr<Launch>;
 
+  struct Range {
+    int begin, end;
+  };
   // What a thread fetches while it waits.
   struct Fetch {
     size_t op = 0;  // the op whose weights these are, or the last one that was looked at in vain
     Stretch rest;
   };
 
-  void worker_loop(int worker);
+  void worker_loop(Worker& worker);
   bool do_idle_work(bool rested);
   LaunchPtr next_launch(uint64_t after);
-  void execute(Launch& launch, int worker);
-  void run_chunk(Launch& launch, const OpRun& op, int chunk, int worker);
-  void run_riders(Launch& launch, size_t leader, int worker);
+  void execute(Launch& launch, Worker& worker);
+  void run_chunk(Launch& launch, const OpRun& op, int chunk, Worker& worker);
+  void run_riders(Launch& launch, size_t leader, Worker& worker);
+  // The chunks of an op that a worker begins with.
+  Range share(const OpRun& op, int worker) const;
   Fetch fetch_behind(const Launch& launch, size_t op, int worker) const;
+  void look_ahead(const Launch& launch, size_t op, Worker& worker) const;
   void finish(const LaunchPtr& launch);
   void note_span(const Launch& launch);
   Counter& counter(Launch& launch, size_t op, int which) const {
@@ -126,6 +134,8 @@ class Stream {
 
   const int num_threads_;
   const bool caller_joins_;
+  struct alignas(64) OwnWorker : Worker {};
+  std::vector<OwnWorker> workers_;       // each touched by its thread only; worker 0's may be whoever waits
   std::vector<std::thread> threads_;
 
   mutable std::mutex mutex_;             // guards queue_, free_, errors_, profile_, spans_, idle_work_

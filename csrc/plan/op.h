@@ -1,13 +1,14 @@
 // One recorded operation.
 #pragma once
+#include "core/read_ahead.h"
 #include "plan/step.h"
 
 namespace twostep {
 
-// Memory that an op is going to read.
-struct Stretch {
-  const char* begin = nullptr;
-  const char* end = nullptr;
+// A thread that runs chunks.
+struct Worker {
+  int index = 0;  // 0 .. num_threads - 1: of scratch that each thread has for itself
+  ReadAhead ahead;  // of the KV cache, for the attention that comes next
 };
 
 class Op {
@@ -19,11 +20,15 @@ class Op {
   // before any chunk runs. Pieces may run in any order, on any thread, at the same time; an
   // element's value may not depend on the cut.
   virtual int num_chunks(const Step& step) const = 0;
-  // `worker` is 0 .. num_threads - 1 and indexes per-thread scratch.
-  virtual void run(const Step& step, int chunk, int worker) const = 0;
+  // `worker` is the calling thread's own.
+  virtual void run(const Step& step, int chunk, Worker& worker) const = 0;
   // Weights that chunks first .. end - 1 read from memory, in order. Whoever waits for an op in front of
   // this one fetches some of them meanwhile.
   virtual Stretch weights(const Step&, int /*first*/, int /*end*/) const { return {}; }
+  // Whether it is an op that reads the KV cache, and what chunks first .. end - 1 read of it if memory paces them:
+  // the products in front of it fetch that meanwhile.
+  virtual bool reads_cache() const { return false; }
+  virtual void add_cached(const Step&, int /*first*/, int /*end*/, ReadAhead&) const {}
 };
 
 }  // namespace twostep

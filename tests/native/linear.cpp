@@ -70,7 +70,8 @@ constexpr float kCanary = 12345.0f;
 
 // All rows at once, chunk by chunk, as the op does it.
 Product multiply(const KernelTable& table, const PackedWeight& weight, const float* x, int rows,
-                 const float* bias, const float* before, bool reference, Report& report) {
+                 const float* bias, const float* before, bool reference, Report& report,
+                 ReadAhead* ahead = nullptr) {
   const int n = weight.n(), k = weight.k(), stride = n + 3;
   const ActForm form = weight.act_form();
   const ActBuffer buffer(form, k, rows);
@@ -85,6 +86,7 @@ Product multiply(const KernelTable& table, const PackedWeight& weight, const flo
   for (int chunk = 0; chunk < cut.size(); chunk++) {
     grid.for_each(cut, num_tiles, chunk, [&](int i, int first, int end, LinearGrid::Reads reads) {
       const Tile& t = tiles[i];
+      reads.ahead = ahead;
       grid.run(act, t.r0, t.rows, first, end, &y[t.r0 * stride + grid.unit_first(first)],
                static_cast<size_t>(stride), bias, before != nullptr, reads);
     });
@@ -161,6 +163,28 @@ void test_weight(const Kernels& kernels, Format format, Precision precision, int
   report.expect_same(full.y.data(), want.data(), want.size(), what + " with bias, added");
 }
 
+// Four rows fetch what is to be read ahead, one leaves it alone; neither changes a byte.
+void test_ahead(const Kernels& kernels, Report& report) {
+  constexpr int n = 45, k = 160, lines = 7;
+  Random random(4);
+  const auto raw = random_weights(random, Format::Q4_0, n, k);
+  Arena arena;
+  const PackedWeight weight(kernels.tested, {{Format::Q4_0, n, k, raw.data()}}, Precision::Int8, 1, arena);
+  const auto x = random.values(4 * k);
+  const std::vector<char> memory(static_cast<size_t>(lines) * 64);
+  for (const int rows : {1, 4}) {
+    ReadAhead ahead;
+    ahead.add(memory.data(), 3 * 64);
+    ahead.add(memory.data() + 3 * 64, (lines - 3) * 64);
+    const auto run = [&](ReadAhead* read) {
+      return multiply(kernels.tested, weight, x.data(), rows, nullptr, nullptr, false, report, read);
+    };
+    const Product plain = run(nullptr), fetching = run(&ahead);
+    report.expect_same(fetching.y.data(), plain.y.data(), plain.y.size(), "a product that reads ahead");
+    report.expect((ahead.unless_done() == nullptr) == (rows == 4), "read ahead with " + std::to_string(rows));
+  }
+}
+
 void test_gate(const Kernels& kernels, Report& report) {
   Random random(5);
   for (const GateFn fn : {GateFn::Silu, GateFn::GeluTanh}) {
@@ -209,6 +233,7 @@ void test_linear(const Kernels& kernels, Report& report) {
       }
     }
   }
+  test_ahead(kernels, report);
   test_gate(kernels, report);
   test_add_scaled(kernels, report);
 }

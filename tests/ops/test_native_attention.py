@@ -298,6 +298,35 @@ def test_infinite_scores_end_in_nan(isa: str) -> None:
 
 
 @pytest.mark.parametrize("isa", ISAS)
+@pytest.mark.parametrize("window", [0, 40, 300])
+def test_what_is_fetched_ahead_is_what_tokens_alone_read(isa: str, window: int) -> None:
+    """Layer 1 of 2; a prompt in the same step is left out."""
+    layer = Layer(isa=isa, heads=4, kv_heads=2, window=window, dtype="bf16")
+    machine = Machine(layer, num_threads=2, num_blocks=96)
+    near = Sequence(layer, 21, [40, 3], seed=1)
+    far = Sequence(layer, 530, list(range(95, 61, -1)), seed=2)
+    prompt = Sequence(layer, 2, [9], seed=3)
+    machine.run([(near, 20)])
+    machine.run_all(far, [300, 229])
+    machine.run([(near, 1), (far, 1), (prompt, 2)])
+    head = 16 * layer.head_dim * 2
+    block = layer.kv_heads * head
+    want = set[int]()
+    for sequence, length in ((near, 21), (far, 530)):
+        first = max(0, length - window) if window else 0
+        for number in range(first // 16, (length + 15) // 16):
+            neighbours, i = divmod(sequence.blocks[number], 32)
+            for pool in (2, 3):  # keys and values of layer 1
+                start = (neighbours * 4 + pool) * 32 * block + i * block
+                want |= set(range(start, start + block, 64))
+    attention = machine.plan.op_names().index("attention")
+    got = machine.cache.read_ahead(machine.plan, attention, machine.step)
+    lines = [line for start, count in got for line in range(start, start + count, 64)]
+    assert sorted(lines) == sorted(want)
+    assert machine.cache.read_ahead(machine.plan, attention - 1, machine.step) == []
+
+
+@pytest.mark.parametrize("isa", ISAS)
 def test_blocks_behind_the_window_are_never_read(isa: str) -> None:
     layer = Layer(isa=isa, window=24)
     sequence = Sequence(layer, 101, list(range(1, 8)), seed=1)
