@@ -1,18 +1,20 @@
-// Memory that one thread is going to read.
+// Memory that is going to be read, and fetched until then.
 #pragma once
 #include <cstddef>
 #include <vector>
 
 namespace twostep {
 
-// Memory that is going to be read.
 struct Stretch {
   const char* begin = nullptr;
   const char* end = nullptr;
 };
 
-// Stretches of whole cache lines that are fetched from memory, a few cache lines at a time and in order, by loops that compute and
-// leave memory idle meanwhile. Only hints: nothing is read, and what is no longer there does no harm.
+// Products of fewer rows, or of bf16, keep memory busy with their weights, and fetch nothing besides.
+inline constexpr int kFetchingRows = 4;
+
+// Stretches of whole cache lines that one thread is going to read. Its loops that compute and leave memory idle fetch
+// them, a few lines at a time, in order. Only hints: nothing is read, and what is no longer there does no harm.
 class ReadAhead {
  public:
   void clear() {

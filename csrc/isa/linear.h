@@ -116,7 +116,8 @@ struct PanelArgs {
   bool few_rows_hint;   // see LinearKernels
   bool in_cache;        // the panels have just been read, for the tile before, or fetched
   std::ptrdiff_t next;  // then: bytes from each to the one that is read next and to be fetched now; or 0
-  ReadAhead* ahead = nullptr;  // to be fetched where memory is idle; or null
+  // Or null. Products of int8 fetch it, some lines with each group, in proportion to its products.
+  ReadAhead* ahead = nullptr;
 };
 
 enum class GateFn : uint8_t { Silu, GeluTanh };

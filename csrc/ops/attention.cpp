@@ -84,6 +84,7 @@ class Attention final : public Op {
   bool reads_cache() const override { return true; }
   // Of tokens alone: the tiles of a prompt compute more than they read.
   void add_cached(const Step& step, int first, int end, ReadAhead& ahead) const override {
+    if (step.num_tokens < kFetchingRows) return;
     const std::vector<AttentionTask>& tasks = attention_work(step, layer_->shape).tasks;
     for (int i = first; i < end && ahead.bytes() < kMostAhead; i++) {
       if (tasks[i].num_tokens == 1) add_blocks(step, tasks[i], ahead);

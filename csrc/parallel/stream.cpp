@@ -289,15 +289,13 @@ void Stream::execute(Launch& launch, Worker& worker) {
   const bool timed = !launch.op_end.empty();
   const size_t n = launch.ops.size();
   Fetch fetch;
-  bool is_first = true;
-  for (size_t i = static_cast<size_t>(launch.current_op.load(std::memory_order_acquire)); i < n;
-       i += 1 + static_cast<size_t>(launch.ops[i].riders)) {
+  const auto first = static_cast<size_t>(launch.current_op.load(std::memory_order_acquire));
+  for (size_t i = first; i < n; i += 1 + static_cast<size_t>(launch.ops[i].riders)) {
     const OpRun& op = launch.ops[i];
     const int complete = op.chunks + (op.riders > 0 ? 1 : 0);  // riders count as one more chunk
     std::atomic<int32_t>& done = counter(launch, i, num_threads_).value;
     int finished = 0;
-    if (is_first || op.op->reads_cache()) look_ahead(launch, i, worker);
-    is_first = false;
+    if (i == first || op.op->reads_cache()) look_ahead(launch, i, worker);
     for (int k = 0; k < num_threads_; k++) {  // own range first, then steal
       int victim = worker.index + k;
       if (victim >= num_threads_) victim -= num_threads_;

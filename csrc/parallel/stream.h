@@ -134,8 +134,7 @@ class Stream {
 
   const int num_threads_;
   const bool caller_joins_;
-  struct alignas(64) OwnWorker : Worker {};
-  std::vector<OwnWorker> workers_;       // each touched by its thread only; worker 0's may be whoever waits
+  std::vector<Worker> workers_;          // each touched by its thread only; worker 0's may be whoever waits
   std::vector<std::thread> threads_;
 
   mutable std::mutex mutex_;             // guards queue_, free_, errors_, profile_, spans_, idle_work_

@@ -6,7 +6,7 @@
 namespace twostep {
 
 // A thread that runs chunks.
-struct Worker {
+struct alignas(64) Worker {
   int index = 0;  // 0 .. num_threads - 1: of scratch that each thread has for itself
   ReadAhead ahead;  // of the KV cache, for the attention that comes next
 };
@@ -26,7 +26,8 @@ class Op {
   // this one fetches some of them meanwhile.
   virtual Stretch weights(const Step&, int /*first*/, int /*end*/) const { return {}; }
   // Whether it is an op that reads the KV cache, and what chunks first .. end - 1 read of it if memory paces them:
-  // the products in front of it fetch that meanwhile.
+  // the products in front of it fetch that meanwhile. Called behind num_chunks, so that a step that doesn't fit has
+  // been refused.
   virtual bool reads_cache() const { return false; }
   virtual void add_cached(const Step&, int /*first*/, int /*end*/, ReadAhead&) const {}
 };
