@@ -19,6 +19,7 @@ MIB = 1 << 20
 AHEAD = 64 * MIB
 LAYERS, KV_HEADS, HEAD_DIM = 16, 2, 64
 RUN_BYTES = 32 * 2 * LAYERS * KV_HEADS * HEAD_DIM * 16 * 2  # what 32 blocks hold
+OTHERS = 8 * MIB  # what else of a process may come to huge pages, or leave them: arrays, the heap
 
 
 def wait_for_touched(cache: native.KVCache, size: int) -> None:
@@ -69,7 +70,7 @@ def huge_bytes(process: int | str = "self") -> int:
 
 
 def packed(device: native.Device, arena: native.Arena) -> native.Weight:
-    """24 MiB of weights."""
+    """24 MiB of weights, three times what others may take."""
     values = np.random.default_rng(1).integers(0, 1 << 14, 4096 * 3072, np.uint16)
     part = ("BF16", 4096, 3072, values.view(np.uint8))
     return native.Weight(device, [part], "bf16", 2, arena)
@@ -92,14 +93,14 @@ def test_weights_in_small_pages_move_to_huge_ones_after_a_rest() -> None:
     weight = packed(device, arena)
     rows = np.arange(0, 4096, 37, dtype=np.int32)
     values = weight.unpack_rows(rows)
-    assert huge_bytes() - before < 2 * MIB
+    assert huge_bytes() - before < OTHERS
     stream.tend_when_idle(cache, arena)
     busy_until = time.monotonic() + 0.5
     while time.monotonic() < busy_until:  # what takes long is not done between two steps
         write(stream, device, cache, block=1)
         time.sleep(0.002)
     with_cache = huge_bytes()
-    assert with_cache - before <= RUN_BYTES + 2 * MIB
+    assert with_cache - before <= RUN_BYTES + OTHERS
     wait_for_huge_bytes("self", with_cache + 16 * MIB)
     assert np.array_equal(weight.unpack_rows(rows), values)
 
@@ -141,7 +142,7 @@ def test_a_stopped_process_has_not_rested() -> None:
                 time.sleep(0.4)
                 os.kill(child.pid, signal.SIGCONT)
                 time.sleep(0.05)
-            assert huge_bytes(child.pid) - before <= RUN_BYTES + 2 * MIB
+            assert huge_bytes(child.pid) - before <= RUN_BYTES + OTHERS
             wait_for_huge_bytes(child.pid, before + 16 * MIB)
         finally:
             child.kill()
@@ -152,7 +153,7 @@ def test_weights_lie_on_huge_pages_at_once_where_those_are_cheap() -> None:
     weight = packed(native.make_device(""), native.Arena(dear_nanoseconds=1 << 60))
     if huge_bytes() == before:
         pytest.skip("this system gives no huge pages")
-    assert huge_bytes() - before >= weight.nbytes // MIB // 2 * 2 * MIB - 2 * MIB
+    assert huge_bytes() - before >= weight.nbytes - OTHERS
 
 
 def step_of_one_token(device: native.Device, block: int) -> native.Step:
