@@ -157,6 +157,7 @@ def compare_model(
     limits = limits_for(cells, args.threads)
     engines = [engine for peer in peers for engine in peer.engines(with_files(model), limits)]
     stay_loaded = model.file_bytes <= STAY_LOADED_BYTES
+    settler = machine.Settler(args.threads)
     try:
         wrong = check_all(model, engines, limits, record, stay_loaded=stay_loaded)
         for cell in cells:
@@ -170,7 +171,7 @@ def compare_model(
             able = [e for e in engines if not result.engines[e.name].problems]
             for number in range(args.rounds):
                 say(f"{model.name}: {cell.name}: round {number + 1} of {args.rounds}")
-                one_round(cell, number, able, result, args, stay_loaded=stay_loaded)
+                one_round(cell, number, able, result, args, settler, stay_loaded=stay_loaded)
                 record.write(folder)
     finally:
         for engine in engines:
@@ -218,6 +219,7 @@ def one_round(
     engines: list[Engine],
     result: CellResult,
     args: argparse.Namespace,
+    settler: machine.Settler,
     *,
     stay_loaded: bool,
 ) -> None:
@@ -229,9 +231,9 @@ def one_round(
             continue
         with turn(engine, stay_loaded=stay_loaded or cell.kind == "start"):
             try:
-                machine.settle(args.threads)
                 if number == 0 and cell.kind in ("prefill", "decode") and not args.quick:
                     engine.measure(cell, requests_of(cell, -1))  # warm up
+                settler.settle()
                 mine.rounds[number] = measure(cell, number, engine, mine, last=args.rounds - 1)
             except (ProgramError, ValueError) as error:
                 mine.problems.append(str(error))
