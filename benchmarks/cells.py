@@ -13,7 +13,7 @@ from typing import Literal
 
 from benchmarks.models import Model
 
-Kind = Literal["prefill", "decode", "mixed", "prefix", "http", "start"]
+Kind = Literal["prefill", "decode", "batch", "mixed", "prefix", "http", "start"]
 
 PREFILLS = (128, 512, 2048, 8192)
 BATCHES = (1, 2, 4, 8, 16, 32, 64)
@@ -21,6 +21,8 @@ CONTEXTS = (256, 2048)
 NEW_TOKENS = 64
 BARE_CONTEXT, BARE_NEW_TOKENS, BARE_BATCHES = 128, 128, (1, 2, 4, 8, 16, 32)
 """The decode cells of the bare kernels' program (``peers/yardstick.py``)."""
+BATCH_JOBS = ((16, 128, 128), (32, 256, 64))
+"""(requests, tokens of each prompt, new tokens of each), all there at once: offline throughput."""
 SHARED_PREFIX = 1024
 PREFIX_REQUESTS = 32
 PREFIX_TAIL = 32
@@ -55,7 +57,7 @@ class Cell:
     name: str
     kind: Kind
     tokens: int = 0
-    """Prefill: of the prompt. Mixed: prompts and answers are cut to that many."""
+    """Prefill, batch, HTTP: of each prompt. Mixed: prompts and answers are cut to that many."""
     batch: int = 0
     """Decode: sequences at once. HTTP: streams at once. Others: requests in all."""
     context: int = 0
@@ -73,6 +75,8 @@ class Cell:
             return self.context + PREFIX_TAIL + self.new_tokens
         if self.kind == "decode":
             return self.context + self.new_tokens
+        if self.kind == "batch":
+            return self.tokens + self.new_tokens
         if self.kind == "http":
             return 2 * self.tokens + self.new_tokens  # a word may be two tokens
         return self.tokens + 1
@@ -93,6 +97,7 @@ def all_cells(model: Model, *, quick: bool = False) -> list[Cell]:
             Cell(name="prefill 128", kind="prefill", tokens=128),
             Cell(name="decode B=1 ctx 256", kind="decode", batch=1, context=256, new_tokens=16),
             Cell(name="decode B=4 ctx 256", kind="decode", batch=4, context=256, new_tokens=16),
+            Cell(name="batch 4", kind="batch", batch=4, tokens=32, new_tokens=16),
             Cell(name="mixed", kind="mixed", batch=4, tokens=64, rate=8.0),
             Cell(name="prefix", kind="prefix", batch=4, context=256, new_tokens=8),
             Cell(name="http 2", kind="http", batch=2, tokens=32, new_tokens=16),
@@ -117,6 +122,16 @@ def all_cells(model: Model, *, quick: bool = False) -> list[Cell]:
             new_tokens=BARE_NEW_TOKENS,
         )
         for batch in BARE_BATCHES
+    ]
+    cells += [
+        Cell(
+            name=f"batch {count} ({prompt} + {new})",
+            kind="batch",
+            batch=count,
+            tokens=prompt,
+            new_tokens=new,
+        )
+        for count, prompt, new in BATCH_JOBS
     ]
     # Arrivals come faster than any engine serves them, so throughput is what is compared.
     rate = 16 * 135e6 / model.num_params
@@ -154,8 +169,8 @@ def requests_of(cell: Cell, round_number: int) -> list[Request]:
     """The requests of a cell.
 
     A prefill's prompt is new in every round, so that no prefix cache knows it. Decode keeps its
-    prompts: they are computed before the clock counts. Mixed load and prefix are new in every
-    round too, for every engine the same.
+    prompts: they are computed before the clock counts. All others are new in every round too, for
+    every engine the same.
     """
     generator = random.Random(f"{cell.kind} {cell.batch} {cell.context} {cell.tokens}")
     if cell.kind != "decode":
@@ -163,15 +178,9 @@ def requests_of(cell: Cell, round_number: int) -> list[Request]:
     if cell.kind == "prefill":
         return [Request(arrival=0, prompt=draw(generator, cell.tokens), max_tokens=1)]
     if cell.kind == "decode":
-        return [
-            Request(
-                arrival=0,
-                prompt=draw(generator, cell.context),
-                max_tokens=cell.new_tokens,
-                seed=number,
-            )
-            for number in range(cell.batch)
-        ]
+        return alike(generator, cell.batch, cell.context, cell.new_tokens)
+    if cell.kind == "batch":
+        return alike(generator, cell.batch, cell.tokens, cell.new_tokens)
     if cell.kind == "prefix":
         shared = draw(generator, cell.context)
         return [
@@ -184,18 +193,18 @@ def requests_of(cell: Cell, round_number: int) -> list[Request]:
             for number in range(cell.batch)
         ]
     if cell.kind == "http":
-        return [
-            Request(
-                arrival=0,
-                prompt=draw(generator, cell.tokens),
-                max_tokens=cell.new_tokens,
-                seed=number,
-            )
-            for number in range(max(4, 2 * cell.batch))
-        ]
+        return alike(generator, max(4, 2 * cell.batch), cell.tokens, cell.new_tokens)
     if cell.kind == "mixed":
         return mixed_load(generator, cell.batch, cell.rate, longest=cell.tokens)
     raise ValueError(f"a cell of kind {cell.kind} has no requests")
+
+
+def alike(generator: random.Random, count: int, prompt: int, new_tokens: int) -> list[Request]:
+    """Requests of the same lengths, all there at once."""
+    return [
+        Request(arrival=0, prompt=draw(generator, prompt), max_tokens=new_tokens, seed=number)
+        for number in range(count)
+    ]
 
 
 def mixed_load(

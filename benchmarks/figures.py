@@ -13,6 +13,7 @@ Metrics = dict[str, float]
 MAIN_METRIC = {
     "prefill": "tokens_per_second",
     "decode": "tokens_per_second",
+    "batch": "output_tokens_per_second",
     "mixed": "total_tokens_per_second",
     "prefix": "total_tokens_per_second",
     "http": "output_tokens_per_second",

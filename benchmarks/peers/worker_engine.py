@@ -17,7 +17,7 @@ from benchmarks.process import Program, ProgramError
 
 SETTLE_SECONDS = 1.0
 """An engine's own, between its loading and its first turn: it may have memory to prepare."""
-ALL_KINDS = frozenset({"prefill", "decode", "mixed", "prefix", "http", "start"})
+ALL_KINDS = frozenset({"prefill", "decode", "batch", "mixed", "prefix", "http", "start"})
 
 
 class WorkerEngine:

@@ -8,7 +8,7 @@ import statistics
 import pytest
 from benchmarks import cells, checks, stats
 from benchmarks.cells import Cell, Request
-from benchmarks.figures import Answer, decode_speed, figures, percentile
+from benchmarks.figures import MAIN_METRIC, Answer, decode_speed, figures, percentile
 from benchmarks.models import all_models
 from benchmarks.peers import step_loop
 from benchmarks.results import CellResult, EngineResult, Record
@@ -180,11 +180,11 @@ def smol(tmp_path):  # type: ignore[no-untyped-def]
 def test_every_cell_of_the_list_is_there(tmp_path) -> None:  # type: ignore[no-untyped-def]
     names = [cell.name for cell in cells.all_cells(smol(tmp_path))]
     assert {"start", "mixed", "prefix", "prefill 8192", "decode B=64 ctx 2048"} <= set(names)
-    assert len(names) == 1 + 4 + 14 + 6 + 2 + 3
+    assert len(names) == 1 + 4 + 14 + 6 + 2 + 2 + 3
     longest = next(c for c in cells.all_cells(smol(tmp_path)) if c.name == "prefill 8192")
     assert longest.longest <= 8192  # the model's last position, the new token's included
     kinds = {cell.kind for cell in cells.all_cells(smol(tmp_path), quick=True)}
-    assert kinds == {"start", "prefill", "decode", "mixed", "prefix", "http"}
+    assert kinds == {"start", "prefill", "decode", "batch", "mixed", "prefix", "http"}
 
 
 def test_cells_are_chosen_by_whole_words(tmp_path) -> None:  # type: ignore[no-untyped-def]
@@ -208,6 +208,18 @@ def test_requests_are_the_same_for_every_engine_and_new_in_each_round(tmp_path) 
         assert first == cells.requests_of(cell, 0)
         assert (first == cells.requests_of(cell, 1)) == (cell.kind == "decode")
         assert max(len(r.prompt) + r.max_tokens for r in first) <= cell.longest
+
+
+def test_a_batch_counts_from_its_start_to_its_last_token(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    """Prompts take their time of it, unlike ``decode``."""
+    [cell] = cells.choose_cells(cells.all_cells(smol(tmp_path)), ["batch 16"])
+    requests = cells.requests_of(cell, 0)
+    assert [(len(r.prompt), r.max_tokens, r.arrival) for r in requests] == [(128, 128, 0)] * 16
+    assert len({tuple(r.prompt) for r in requests}) == 16
+    times = [2.0 + 0.015625 * number for number in range(1, 129)]  # till 4.0
+    answers = [Answer(times=times, token_ids=[]) for _ in requests]
+    metrics = figures(cell, requests, answers)
+    assert metrics[MAIN_METRIC["batch"]] == pytest.approx(16 * 128 / 4.0)
 
 
 def test_prefix_is_shared() -> None:
